@@ -16,7 +16,7 @@ from typing import Any
 
 from featstore.config import format_size, user_path
 from featstore.errors import BusyError
-from featstore.storage.calls import CANNOT_WRITE, close_quietly
+from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly
 from featstore.storage.lock import FileLock
 
 __all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "remove_file", "runs_directory"]
@@ -182,6 +182,7 @@ def _remove_parent(path: str) -> None:
                 raise
 
 
+_INSIDE_BYTES = 1 + 32 + 1 + 64  # a run directory, and a file in it
 _MOST_TRIES = 1000  # to make a directory whose parent other processes remove meanwhile
 
 
@@ -195,6 +196,7 @@ class RunDirectory:
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base, left = os.path.abspath(os.fspath(parent)), _MOST_TRIES
+        check_length(base, "a directory of run files", "run_dir= (--run-dir) names another directory", inside=_INSIDE_BYTES)
         while True:  # until no other process sweeps the directory between mkdir and lock, or holds its lock to sweep it
             self.path = os.path.join(base, uuid.uuid4().hex)
             try:
