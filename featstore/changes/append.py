@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
+from featstore.changes.chunktail import ChunkTail, words_from, write_tail
 from featstore.changes.fields import HOLDER, check_same_graph, room_for
 from featstore.changes.updates import NewRows, Rows, patch_rows
 from featstore.creation.source import ArrayLike, Source, open_source
@@ -20,11 +21,14 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
+from featstore.topology.base import Topology
+from featstore.topology.chunks import ChunkedTopology
 
 __all__ = ["append_nodes", "appended_rows"]
 
 Uint8s = npt.NDArray[np.uint8]
 
+_CHUNKS: Final = f"{EDGE}/chunks"
 _MOST_IDS: Final = 1 << 31  # ids of more nodes take 8 bytes
 _ROW_BYTES: Final = 24  # of a new row beside its own: its number, and its block
 
@@ -102,6 +106,7 @@ def append_nodes(
     rows_of: Callable[[FieldRecord], Rows],
     file_of: Callable[[FieldRecord], RowFile],
     tables: Callable[[str], npt.NDArray[np.int64]],
+    topology: Callable[[], Topology],
     *,
     budget: Budget,
     progress: bool,
@@ -110,30 +115,36 @@ def append_nodes(
 ) -> Catalog:
     """Append ``n`` nodes and commit; ``sources`` are those of :func:`appended_rows`. Return the new catalog.
 
-    See :class:`Update` for ``own``. ``stale`` are the names of derived features that are stale, and stay so.
+    ``topology`` opens the adjacency; it is called if that is in chunks. See :class:`Update` for ``own``. ``stale`` are the names
+    of derived features that are stale, and stay so.
 
     Raises as :meth:`featstore.OutOfCoreGraph.append_nodes`.
     """
-    if opened.topology != "csc":
-        raise NotImplementedError(
-            "nodes are appended where the adjacency is in CSC form: featstore.convert(path, 'csc'), append them, and convert back"
-        )
     before, after = opened.num_nodes, opened.num_nodes + n
     if before < _MOST_IDS <= after:
         raise ValueError(f"{after} nodes need ids of 8 bytes, and those of the dataset have 4: make a dataset anew")
     widest = max([8, *(source.row_bytes for source in sources.values())])
+    lists = topology() if opened.topology == "chunked" else None
     block_bytes, buffer_bytes = room_for(budget, widest)
     most = max([0, *(source.n_rows for source in sources.values())])
     held = 3 * block_bytes + buffer_bytes + (2 << 20) + _ROW_BYTES * most
+    total, columns = sum(source.n_rows * source.row_bytes for source in sources.values()) + 8 * after, [("out_degree", 0)]
+    tail = None
+    if isinstance(lists, ChunkedTopology):
+        parts = opened.fields[_CHUNKS].parts
+        tail = ChunkTail.of(lists.directory, parts, n, lambda name: opened.files[name].n_rows)
+        total += words_from(lists.directory, tail.chunk) * lists.id_bytes
+        held += opened.chunk_bytes + buffer_bytes
+    else:
+        total, columns = total + 8 * after, [("indptr", opened.num_edges), *columns]
     with budget.reserve(HOLDER, held), Update(root, own) as update:
         catalog = update.catalog
         check_same_graph(opened, catalog, root)
         node_fields = {key for key in {*opened.fields, *catalog.fields} if key.startswith(f"{NODE}/")}
-        for key in {*node_fields, f"{EDGE}/indptr", f"{EDGE}/out_degree"}:
+        for key in node_fields | {record.key for record in opened.by_role("topology", EDGE).values()}:
             record = opened.fields.get(key)
             if catalog.fields.get(key) != record or record is None:
                 raise BusyError(f"{key.rpartition('/')[2]!r} was changed since the dataset was opened: open it again", root)
-        total = sum(source.n_rows * source.row_bytes for source in sources.values()) + 16 * after
         with Progress("append", total, progress) as bar:
             for key, source in sources.items():
                 record, rows = opened.fields[key], _InOrder(source, block_bytes)
@@ -146,7 +157,10 @@ def append_nodes(
                 kept = {derived: {**catalog.extra[derived], "made": made.rows_id}} if record.name in stale else {}
                 longer = replace(record, shape=(count, *record.shape[1:]), generation=update.generation, parts=(part,))
                 update.add([], [longer], kept)
-            for name, value in (("indptr", opened.num_edges), ("out_degree", 0)):
+            if isinstance(lists, ChunkedTopology) and tail is not None:
+                memory = (block_bytes // 4, buffer_bytes)
+                write_tail(update, opened, lists, opened.fields[_CHUNKS], tail, memory, bar.add)
+            for name, value in columns:
                 record = opened.fields[f"{EDGE}/{name}"]
                 with update.writer(f"edge.{name}", choose_layout(8), kind=name, dtype="int64", buffer_bytes=buffer_bytes) as out:
                     for block in _longer(file_of(record), n, value, block_bytes // 8):

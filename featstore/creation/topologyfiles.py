@@ -20,7 +20,7 @@ from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldPart, FieldRecord
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
-from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
+from featstore.topology.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, Directory, chunk_header, parse_chunk_bytes
 
 __all__ = [
     "RESUMABLE",
@@ -313,6 +313,16 @@ class ChunkedFiles(TopologyFiles):
                 self.n_begun, self.n_edges = int(header[2] + header[3]), int(header[4] + header[5])
                 self._n_chunks += 1
         self._first_list, self._first_edge = self.n_begun, self.n_edges
+
+    def go_on_behind(self, directory: Directory, chunk: int) -> None:
+        """Begin with ``chunk`` of a graph, whose earlier chunks lie in other files. Call this before anything is written."""
+        columns = directory.first_node, directory.first_edge, directory.first_start
+        for first in range(0, chunk, 1 << 16):
+            rows = np.stack([each[first : min(first + (1 << 16), chunk)] for each in columns], axis=1)
+            self._directory.write(rows.astype("<i8", copy=False).view(np.uint8))
+        self._n_chunks = chunk
+        self.n_begun = self._first_list = int(directory.first_node[chunk])
+        self.n_edges = self._first_edge = int(directory.first_edge[chunk])
 
     def _next_file(self) -> None:
         """Complete the file of chunks, and begin the file of the next stripe."""

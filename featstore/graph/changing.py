@@ -216,16 +216,16 @@ class ChangingDataset(OpenDataset):
             A field lacks rows, or is not there; rows have a wrong number, shape or dtype; there would be 2³¹ nodes or more,
             whose ids are wider.
         NotImplementedError
-            The graph has several types, or is a part; its nodes have names (:meth:`ids`); or its adjacency is in chunks
-            (:func:`featstore.convert` converts it to ``"csc"`` and back).
+            The graph has several types, or is a part; or its nodes have names (:meth:`ids`).
         BudgetError, BusyError, CommittedError, FormatError, CorruptionError, OSError
             See :meth:`add_feature`. BusyError also if another handle has changed a field since this one was opened.
 
         Notes
         -----
         Rows are appended as patches, see :meth:`FeatureStore.update`: their own bytes are written, and those of the last block.
-        Offsets and out-degrees are written anew, 16 bytes a node; neighbour ids stay as they are. Edges of the new nodes need a
-        new dataset (:meth:`from_edge_index`). Kept parts, saved neighbour caches and packs of the old graph are stale.
+        Offsets and out-degrees are written anew, 16 bytes a node; neighbour ids stay as they are. Of an adjacency in chunks, the
+        last chunk, the chunks' directory and out-degrees are written anew. Edges of the new nodes need a new dataset
+        (:meth:`from_edge_index`). Kept parts, saved neighbour caches and packs of the old graph are stale.
 
         Examples
         --------
@@ -251,6 +251,7 @@ class ChangingDataset(OpenDataset):
                 snapshot.rows_of,
                 snapshot.file_of,
                 snapshot.blocks_of_patch,
+                lambda: self.topology,
                 budget=self.budget,
                 progress=progress,
                 own=self.snapshot.lock,

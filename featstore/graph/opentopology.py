@@ -34,9 +34,9 @@ def _load(snapshot: Snapshot, budget: Budget, note: Callable[[int], None]) -> To
         indptr, _ = snapshot.topology_file("indptr", n + 1)
         indices, id_bytes = snapshot.topology_file("indices", n_edges)
         return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget, note, n_nodes)
-    chunks, _ = snapshot.topology_files("chunks")
+    chunks, lengths, _ = snapshot.topology_files("chunks")
     directory, _ = snapshot.topology_file("chunk_directory", width=3)
-    return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget, n_nodes)
+    return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget, n_nodes, lengths)
 
 
 def held_bytes(snapshot: Snapshot, total: int) -> int:
@@ -44,16 +44,17 @@ def held_bytes(snapshot: Snapshot, total: int) -> int:
     catalog = snapshot.catalog
     if catalog.topology == "csc":
         return CscTopology.held_bytes(snapshot.types.num_lists)
-    chunks, id_bytes = snapshot.topology_files("chunks")
-    n_words = sum(file.n_rows for file in chunks)
-    return ChunkedTopology.held_bytes(snapshot.types.num_lists, -(-n_words * id_bytes // catalog.chunk_bytes), id_bytes, total)
+    _, lengths, id_bytes = snapshot.topology_files("chunks")
+    return ChunkedTopology.held_bytes(
+        snapshot.types.num_lists, -(-sum(lengths) * id_bytes // catalog.chunk_bytes), id_bytes, total
+    )
 
 
 def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
     """Count the bytes of all neighbour ids; return them, and whether an open adjacency holds its offsets in memory."""
     catalog = snapshot.catalog
     is_csc = catalog.topology == "csc"
-    _, id_bytes = snapshot.topology_files("indices" if is_csc else "chunks")
+    *_, id_bytes = snapshot.topology_files("indices" if is_csc else "chunks")
     return catalog.num_edges * id_bytes, is_csc
 
 

@@ -249,12 +249,12 @@ class Snapshot:
         record = self._topology_record(name, n_rows, width)
         return self.file_of(record), record.row_bytes
 
-    def topology_files(self, name: str) -> tuple[list[RowFile], int]:
-        """Get the files of an adjacency field, in the order of their rows of one integer, and the bytes of a row."""
+    def topology_files(self, name: str) -> tuple[list[RowFile], list[int], int]:
+        """Get the files of an adjacency field, in order, how many rows of each count, and the bytes of a row of one integer."""
         record = self._topology_record(name)
         if not record.parts:
             raise FormatError(f"{self.root}: {name} lies in no file", self.root)
-        return [self.files[part.file] for part in record.parts], record.row_bytes
+        return [self.files[part.file] for part in record.parts], [part.rows for part in record.parts], record.row_bytes
 
     def _topology_record(self, name: str, n_rows: int | None = None, width: int = 1) -> FieldRecord:
         record = self.catalog.fields.get(f"{EDGE}/{name}")
@@ -294,5 +294,4 @@ def fingerprint_of(catalog: Catalog) -> dict[str, str]:
 def topology_bytes(catalog: Catalog) -> int:
     """Count the bytes that checking the adjacency's fields reports as progress: 8 for each row."""
     records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
-    names = {part.file for record in records.values() for part in record.parts}
-    return sum(catalog.files[name].n_rows * 8 for name in names)
+    return sum(part.rows * 8 for record in records.values() for part in record.parts)

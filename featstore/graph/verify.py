@@ -144,7 +144,7 @@ class _Column:
             raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows", opened.path)
         self.record, self.width = record, record.row_bytes
         self._files = [opened.files[part.file] for part in record.parts]
-        self._first_rows = [part.first for part in record.parts]
+        self._first_rows, self._lengths = [part.first for part in record.parts], [part.rows for part in record.parts]
 
     def blocks(self, step: int) -> Iterator[Int64s]:
         """Yield all values in order, ``step`` at a time."""
@@ -154,8 +154,9 @@ class _Column:
     def read(self, first: int, n: int) -> Int64s:
         data = bytearray()
         while len(data) < n * self.width:
-            file, row = self._place(first + len(data) // self.width)
-            n_bytes = min(n * self.width - len(data), (file.record.n_rows - row) * self.width)
+            number, row = self._place(first + len(data) // self.width)
+            file = self._files[number]
+            n_bytes = min(n * self.width - len(data), (self._lengths[number] - row) * self.width)
             data += pread_exactly(file.fd, n_bytes, HEADER_BYTES + row * self.width, file.path)
         return np.frombuffer(data, dtype=f"<i{self.width}").astype(np.int64)
 
@@ -165,15 +166,15 @@ class _Column:
             if first % n_rows and first != self.record.n_rows:
                 raise FormatError(f"{file.path}: it cannot hold row {first} and those that follow", file.path)
 
-    def _place(self, row: int) -> tuple[OpenFile, int]:
-        """Find the file that holds a row, and the row's number there."""
+    def _place(self, row: int) -> tuple[int, int]:
+        """Find the number of the file that holds a row, and the row's number there."""
         number = bisect.bisect_right(self._first_rows, row) - 1
-        return self._files[number], row - self._first_rows[number]
+        return number, row - self._first_rows[number]
 
     def page_at(self, row: int) -> tuple[str, int]:
         """Find the file that holds a row, and the byte at which the row's page begins."""
-        file, row = self._place(row)
-        return file.path, (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
+        number, row = self._place(row)
+        return self._files[number].path, (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
 
     def damage(self, message: str, row: int) -> CorruptionError:
         """Make the error for a wrong value in ``row``."""

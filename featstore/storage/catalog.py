@@ -66,6 +66,7 @@ _MAX_BYTES: Final = 1 << 28
 _STRIPES: Final = "stripes"  # the reader feature that a catalog requires if files lie in stripes
 _PATCHES: Final = "patches"  # and if patches lie over files
 _TYPES: Final = "types"  # and if there are several types of nodes or edges
+_CUT: Final = "cut"  # and if the rows of a file that follow those of a part of the chunks do not count
 PART: Final = "part"  # and if it is a part of a larger graph; the key of the entry that says which
 _U64: Final = struct.Struct("<Q")
 
@@ -74,7 +75,8 @@ _U64: Final = struct.Struct("<Q")
 class FieldPart:
     """``rows`` consecutive rows of a field, from ``first`` on, and the file that holds them.
 
-    ``at`` is the row of the file with which they begin, if several types of nodes share the file; None: it holds no other rows.
+    ``at`` is the row of the file with which they begin, if several types of nodes share the file, or if later rows of the file
+    do not count any more; None: it holds no other rows.
     """
 
     file: str
@@ -189,6 +191,7 @@ class Catalog:
     def _entries(self) -> dict[str, dict[str, Any]]:
         requires = [_STRIPES] if any(STRIPE.match(name) for name in self.files) else []
         requires += [_PATCHES] if any(item.patches for item in self.files.values()) else []
+        requires += [_CUT] if any(_is_cut(record) for record in self.fields.values()) else []
         requires += [_TYPES] if "node_types" in self.dataset else []
         requires += [PART] if PART in self.extra else []
         entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": requires, **self.dataset}}
@@ -223,6 +226,11 @@ class Catalog:
 
 
 # --- records --------------------------------------------------------------------------------------------------------------------
+
+
+def _is_cut(record: FieldRecord) -> bool:
+    """Check whether a part of the adjacency has fewer rows than its file."""
+    return record.role == "topology" and any(part.at is not None for part in record.parts)
 
 
 def _file_record(name: str, value: dict[str, Any], path: str) -> FileRecord:
@@ -300,6 +308,8 @@ def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecor
         if not same or not fits or part_of.first != row:
             raise FormatError(f"{entry.where}: file {part_of.file!r} does not hold rows {part_of.first} … of this field")
         row += part_of.rows
+    if _is_cut(record) and (key != f"{EDGE}/chunks" or any(part.at for part in record.parts) or record.parts[-1].at is not None):
+        raise FormatError(f"{entry.where}: only chunks are cut, at the end of a file that another one follows")
     if row != record.n_rows:
         raise FormatError(f"{entry.where}: its files hold {row} of {record.n_rows} rows")
     return record
@@ -445,7 +455,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     # Checked before anything else is interpreted, because a newer release may have changed the meaning of the rest.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
-    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _PATCHES, _TYPES, PART)]:
+    if missing := [each for each in dataset.list("requires") if each not in (_STRIPES, _PATCHES, _CUT, _TYPES, PART)]:
         raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)

@@ -29,15 +29,17 @@ class StripedRows:
     """Dense rows of several files, by number, as of one :class:`~featstore.storage.rowfile.RowFile`. Thread-safe.
 
     Each file begins with a row whose number is a multiple of ``unit_rows``; ``unit_rows`` rows fill whole pages. ``first_rows``
-    are the first rows of the files, in order. ``budget`` pays, as ``reader buffers``, for dividing the rows of a gather by file.
-    One call reads its files side by side, with a thread for each. So a slow drive delays only calls that read rows of it.
+    are the first rows of the files, in order. ``lengths`` are the numbers of rows that count in each file, all by default.
+    ``budget`` pays, as ``reader buffers``, for dividing the rows of a gather by file. One call reads its files side by side, with
+    a thread for each. So a slow drive delays only calls that read rows of it.
     """
 
-    def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget) -> None:
+    def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget, lengths: Sequence[int] | None = None) -> None:
         self.files = list(files)
+        self.lengths = [file.n_rows for file in files] if lengths is None else list(lengths)
         self._budget = budget
         self.row_bytes = files[0].row_bytes
-        n_rows = np.cumsum([0, *(file.n_rows for file in files)])
+        n_rows = np.cumsum([0, *self.lengths])
         self.n_rows, self.first_rows = int(n_rows[-1]), n_rows[:-1]
         for file, first in zip(self.files, self.first_rows.tolist(), strict=True):
             if (first % unit_rows and first != self.n_rows) or not file.layout.is_dense or file.row_bytes != self.row_bytes:
@@ -59,8 +61,12 @@ class StripedRows:
 
     def place(self, row: int) -> tuple[RowFile, int]:
         """Find the file that holds a row, and the row's number in that file."""
+        number, row = self._place(row)
+        return self.files[number], row
+
+    def _place(self, row: int) -> tuple[int, int]:
         number = int(np.searchsorted(self.first_rows[1:], row, side="right"))
-        return self.files[number], row - int(self.first_rows[number])
+        return number, row - int(self.first_rows[number])
 
     def read(self, first: int, n: int, out: UInt8s | None = None) -> UInt8s:
         """Read consecutive rows, from one file after the other; see :meth:`RowFile.read`."""
@@ -68,11 +74,11 @@ class StripedRows:
             out = np.empty((n, self.row_bytes), np.uint8)
         done = 0
         while done < n:
-            file, row = self.place(first + done)
-            k = min(n - done, file.n_rows - row)
+            number, row = self._place(first + done)
+            k = min(n - done, self.lengths[number] - row)
             if k <= 0:
                 raise IndexError(f"row {first + done} is out of range for {self.n_rows} rows")
-            file.read(row, k, out[done : done + k])
+            self.files[number].read(row, k, out[done : done + k])
             done += k
         return out
 

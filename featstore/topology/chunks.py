@@ -59,12 +59,13 @@ class ChunkedTopology(Topology):
     ) -> None:
         super().__init__(num_lists, num_edges, directory.id_bytes, num_nodes)
         self.chunks = chunks
-        # The first word of each file, and the file, in order.
-        self._files: list[tuple[int, RowFile]] = []
+        # The first word of each file, the word after its last, and the file, in order.
+        self._files: list[tuple[int, int, RowFile]] = []
         if isinstance(chunks, StripedRows):
-            self._files += zip(chunks.first_rows.tolist(), chunks.files, strict=True)
+            for first, n, file in zip(chunks.first_rows.tolist(), chunks.lengths, chunks.files, strict=True):
+                self._files.append((first, first + n, file))
         else:
-            self._files.append((0, chunks))
+            self._files.append((0, chunks.n_rows, chunks))
         self._directory: Directory | None = directory
         self._reservation: Reservation | None = None
         self._pages = OffsetPages(directory, chunks, budget)
@@ -79,14 +80,16 @@ class ChunkedTopology(Topology):
         chunk_bytes: int,
         budget: Budget,
         num_nodes: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> ChunkedTopology:
         """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
 
-        ``files`` hold the chunks, in order. CorruptionError or FormatError if the directory does not describe them.
+        ``files`` hold the chunks, in order, ``lengths`` words of each, by default all. CorruptionError or FormatError if the
+        directory does not describe them.
         """
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
             raise FormatError(f"{files[0].path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", files[0].path)
-        chunks = files[0] if len(files) == 1 else StripedRows(files, chunk_bytes // files[0].row_bytes, budget)
+        chunks = files[0] if len(files) == 1 else StripedRows(files, chunk_bytes // files[0].row_bytes, budget, lengths)
         n_rows = directory.n_rows
         held = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
         with held.kept(), budget.reserve("chunk directory", 24 * n_rows):
@@ -227,6 +230,26 @@ class ChunkedTopology(Topology):
             raise self._damaged(d, chunk, d.header_words + first + int(is_good.argmin()))
         return begins
 
+    def lists_from(self, chunk: int, step: int) -> tuple[Iterator[Int64s], Iterator[Words]]:
+        """Read the lists' first edges, and the ids, of ``chunk`` and all later ones: two iterators, of ``step`` each at most."""
+        d = self.directory
+
+        def begins() -> Iterator[Int64s]:
+            for first in range(int(d.first_node[chunk]), self.num_lists, step):
+                yield self.offsets_between(first, min(first + step, self.num_lists))[:-1]
+
+        def ids() -> Iterator[Words]:
+            for number in range(chunk, d.n_chunks):
+                header = self.chunks.read(number * d.chunk_words, d.header_words).reshape(-1)
+                check_header(header, d, number, self._page_at(number * d.chunk_words))
+                for first in range(0, int(d.n_edges[number]), step):
+                    n = min(step, int(d.n_edges[number]) - first)
+                    found = self.chunks.read(int(d.ids_at[number]) + first, n).reshape(-1).view(self.id_dtype)
+                    self.check_ids(int(d.first_edge[number]) + first, found)
+                    yield found
+
+        return begins(), ids()
+
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
         return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_lists)
 
@@ -300,8 +323,8 @@ class ChunkedTopology(Topology):
         """Read whole chunks as a stream of their pages; a block is valid until the next one is requested."""
         page_words = PAGE_BYTES // self.id_bytes
         used = d.header_words + d.n_nodes + d.n_edges
-        for first_row, file in self._files:
-            of_file = chunks[(chunks * d.chunk_words >= first_row) & (chunks * d.chunk_words < first_row + file.n_rows)]
+        for first_row, end_row, file in self._files:
+            of_file = chunks[(chunks * d.chunk_words >= first_row) & (chunks * d.chunk_words < end_row)]
             if not len(of_file):
                 continue
             n_pages = -(-used[of_file] // page_words)

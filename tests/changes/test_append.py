@@ -17,6 +17,7 @@ from featstore.storage.catalog import read_catalog
 
 RNG = np.random.default_rng(5)
 N, E = 3000, 8000
+IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 EDGES = RNG.integers(0, N, (2, E))
 
 
@@ -49,8 +50,9 @@ def sizes(path: Path) -> dict[str, int]:
     return {name: os.path.getsize(path / name) for name in os.listdir(path) if ".rows" in name}
 
 
-def test_nodes_are_appended_again_and_again(tmp_path: Path) -> None:
-    features, data = make(tmp_path / "g")
+@pytest.mark.parametrize("form", [{}, IN_CHUNKS], ids=["csc", "chunks"])
+def test_nodes_are_appended_again_and_again(form: dict[str, Any], tmp_path: Path) -> None:
+    features, data = make(tmp_path / "g", **form)
     whole = featstore.open(tmp_path / "g")
     for k, n in enumerate((1, 13, 400, 2, 700, 3)):
         more, labels = fields(n, k + 1)
@@ -103,21 +105,18 @@ def test_appending_costs_what_is_appended(tmp_path: Path) -> None:
     assert "edge.indices.1.rows" in sizes(tmp_path / "g")
 
 
-def test_what_was_made_of_the_old_graph_is_stale(tmp_path: Path) -> None:
-    make(tmp_path / "g")
-    featstore.convert(tmp_path / "g", "chunked", chunk_bytes=4096, progress=False)
+@pytest.mark.parametrize("form", [{}, IN_CHUNKS], ids=["csc", "chunks"])
+def test_what_was_made_of_the_old_graph_is_stale(form: dict[str, Any], tmp_path: Path) -> None:
+    make(tmp_path / "g", **form)
     more, labels = fields(3)
-    with featstore.open(tmp_path / "g") as g:
-        with pytest.raises(NotImplementedError, match="'csc'"):
-            g.append_nodes(3, more, labels, progress=False)
-    featstore.convert(tmp_path / "g", "csc", progress=False)
     with featstore.open(tmp_path / "g") as g:
         featstore.partition(g, 4, "ldg", progress=False)
         g.cache_neighbors("40KiB", "random", save=True)
         before = read_catalog(tmp_path / "g").adjacency()
         g.append_nodes(3, more, labels, progress=False)
     after = read_catalog(tmp_path / "g").adjacency()
-    assert all(before[key] != after[key] for key in ("edge/_,_,_/indptr", "edge/_,_,_/out_degree"))
+    changed = ("chunks", "chunk_directory", "out_degree") if form else ("indptr", "out_degree")
+    assert all(before[f"edge/_,_,_/{name}"] != after[f"edge/_,_,_/{name}"] for name in changed)
     with featstore.open(tmp_path / "g") as g:
         ((_, kept),) = g.parts().items()
         assert kept.is_stale

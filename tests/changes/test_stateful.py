@@ -25,13 +25,15 @@ WIDTHS = {"a": (np.float32, (250,)), "b": (np.int16, ()), "c": (np.uint8, (4096,
 class Changes(RuleBasedStateMachine):
     """One handle writes; others are opened in between and keep what they saw."""
 
+    form: dict[str, Any] = {}  # noqa: RUF012
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.rng, self.n = np.random.default_rng(0), N
         self.now: dict[str, dict[str, np.ndarray]] = {"features": {}, "edge_features": {}, "node_data": {}}
         edges = self.rng.integers(0, N, (2, E))
-        featstore.OutOfCoreGraph.from_edge_index(self.folder / "g", edges, N, progress=False).close()
+        featstore.OutOfCoreGraph.from_edge_index(self.folder / "g", edges, N, progress=False, **self.form).close()
         self.g = self.open()
         self.readers: list[tuple[Any, dict[str, dict[str, np.ndarray]]]] = []
 
@@ -151,6 +153,14 @@ class Changes(RuleBasedStateMachine):
 
 TestChanges = Changes.TestCase
 TestChanges.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+
+
+class InChunks(Changes):
+    form: dict[str, Any] = {"topology": "chunked", "chunk_bytes": 4096}  # noqa: RUF012
+
+
+TestChangesInChunks = InChunks.TestCase
+TestChangesInChunks.settings = settings(max_examples=4, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.stress

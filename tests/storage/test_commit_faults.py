@@ -311,6 +311,8 @@ SCENARIOS = {
     "add again": Scenario(changed("add"), lambda root: change(root, "add again")),
     "remove": Scenario(changed("add"), lambda root: change(root, "remove")),
     "append": Scenario(an_old_dataset, lambda root: change(root, "append")),
+    "append to chunks": Scenario(chunks, lambda root: change(root, "append")),
+    "append to stripes": Scenario(stripes, lambda root: change(root, "append")),
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
@@ -430,7 +432,7 @@ FAULTS = [
 GOES_ON, SAID_BY_CREATE = ("short", "EINTR"), {("create", "open"), ("create", "read")}
 STRIPED = ("create stripes", "replace stripes", "convert to stripes", "convert stripes back")
 READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep", "add", "update")
-CHANGES = ("add again", "remove", "append", "merge", "anew")
+CHANGES = ("add again", "remove", "append", "append to chunks", "append to stripes", "merge", "anew")
 NEVER = {  # operations that a scenario has none of
     **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
@@ -475,6 +477,8 @@ SAMPLE = [
     ("keep", "fsync", "EIO", 1),
     ("add", "write", "ENOSPC", 2),
     ("append", "write", "ENOSPC", 7),
+    ("append to chunks", "write", "ENOSPC", 5),
+    ("append to stripes", "rename", "EIO", 3),
     ("update", "write", "ENOSPC", 3),
     ("update", "rename", "EIO", 2),
     ("merge", "fsync", "EIO", 3),

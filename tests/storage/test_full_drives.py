@@ -37,7 +37,7 @@ def with_data(root: Path) -> None:
 
 
 CALLS = {
-    **{name: SCENARIOS[name] for name in ("add", "add again", "remove", "append", "update", "merge", "anew")},
+    **{name: SCENARIOS[name] for name in ("add", "add again", "remove", "append", "append to chunks", "update", "merge", "anew")},
     **{name: SCENARIOS[name] for name in ("import", "import replace", "import tables", "export", "export parquet")},
     "add data": Scenario(changed("add"), lambda root: change_data(root, "add")),
     "update data": Scenario(with_data, lambda root: change_data(root, "update")),

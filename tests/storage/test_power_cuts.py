@@ -32,7 +32,7 @@ OPERATIONS = ["open", "write", "fsync", "rename", "truncate", "unlink", "mkdir",
 # reached the drive; that, and the bytes of some files did.
 ENDS = ("kill", "cut", "names", "some bytes")
 CUTS = ENDS[1:]
-NAMES = ("add", "add again", "remove", "append", "update", "merge", "anew")
+NAMES = ("add", "add again", "remove", "append", "append to chunks", "update", "merge", "anew")
 NAMES += ("import", "import replace", "import tables", "export", "export parquet", "create", "edges replace")
 
 SHUTDOWN = 0x8004587D
