@@ -103,7 +103,8 @@ def _measuring(graph: OutOfCoreGraph | None, backend: str) -> Iterator[Reader]:
 def rates(path: str, graph: OutOfCoreGraph | None, backend: str) -> Finding:
     """Measure the drive as strategies do: on a dataset's features if they are large, else on a scratch file."""
     is_there = holds_dataset(path) or holds_pack(path)
-    run_dir = runs_directory(path) if is_there else os.path.join(path, ".featstore-doctor.runs")
+    run_dir = runs_directory(path) if is_there else path
+    place = os.path.dirname(run_dir) if is_there else path
     try:
         with _measuring(graph, backend) as reader:
             sources = [] if graph is None else [store.source for store in graph.features.values()]
@@ -113,13 +114,13 @@ def rates(path: str, graph: OutOfCoreGraph | None, backend: str) -> Finding:
     except CorruptionError as error:
         return Finding("drive", "error", "not measured", brief(error), RESTORE)
     except OSError as error:
-        cause = f"{os.path.dirname(run_dir)} may not be written" if error.errno in CANNOT_WRITE else brief(error)
+        cause = f"{place} may not be written" if error.errno in CANNOT_WRITE else brief(error)
         return Finding("drive", "warning", "not measured", cause, "give a directory that may be written, with room for 64 MiB")
     values = asdict(speed)
     of = f"reads {speed.bandwidth / 1e9:.2f} GB/s, writes {speed.write_bandwidth / 1e9:.2f} GB/s"
     text = f"{of}, {speed.iops:,.0f} random reads a second"
-    if os.stat(beside := os.path.dirname(run_dir)).st_dev != os.stat(path).st_dev:
-        text += f"; with a scratch file at {beside}, as files of runs"
+    if os.stat(place).st_dev != os.stat(path).st_dev:
+        text += f"; with a scratch file at {place}, as files of runs"
     if speed.iops < SLOW_IOPS:
         cause = "few random reads a second, as of a disk with heads, or a volume across a network"
         remedy = 'strategy="streamed" and "packed" read in sequence; a local NVMe drive does 50,000 and more'

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from featstore.config import check_flag, user_path
 from featstore.errors import BusyError, CommittedError
-from featstore.storage.calls import close_quietly, flock_fd
+from featstore.storage.calls import check_length, close_quietly, flock_fd
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.directory import remove_replaced
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
@@ -38,6 +38,8 @@ BUILD_STATE = (
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SUFFIX_BYTES = len(".tmp-") + 32  # of the names of a build, and of what it replaces
+_INSIDE_BYTES = 256  # a file in the directory
 _SPARES = 6  # descriptors that removing a directory takes
 
 
@@ -138,6 +140,7 @@ class BuildDirectory:
         self._writer: FileLock | None = None
         self._is_committed = False
         kept = f"{self.target}.tmp-{resume}" if resume else ""
+        check_length(self.target, f"a {what}", "give a shorter one", _SUFFIX_BYTES, _INSIDE_BYTES)
         sweep_builds(self.target, kept)
         self._replaces = self._check_target(check_flag("overwrite", overwrite))
         try:

@@ -14,6 +14,7 @@ from featstore.errors import CorruptionError, FormatError
 
 __all__ = [
     "CANNOT_WRITE",
+    "check_length",
     "close_fd",
     "close_quietly",
     "duplicate_fd",
@@ -27,6 +28,35 @@ __all__ = [
 ]
 
 CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # errors of a place where nothing may be written
+
+
+MOST_NAME_BYTES: Final = 255  # of most file systems
+MOST_PATH_BYTES: Final = 4095  # of a system call
+
+
+def check_length(path: str, what: str, remedy: str, suffix: int = 0, inside: int = 0) -> None:
+    """Check that a path that is to be made is short enough; OSError (ENAMETOOLONG) says what it may have.
+
+    Parameters
+    ----------
+    path : str
+        An absolute path; its parents need not exist.
+    what, remedy : str
+        What is to be made there, and what to do instead, in the message.
+    suffix, inside : int
+        Bytes that are added to its name while it is made, and those of the longest path below it.
+    """
+    names = [os.fsencode(name) for name in path.split("/")]
+    try:
+        most = os.pathconf(os.path.dirname(path), "PC_NAME_MAX")
+    except OSError:  # it is not there yet, or is too long itself
+        most = MOST_NAME_BYTES
+    limits = [(len(names[-1]), most - suffix, "its name"), (max(map(len, names)), most, "one of the names")]
+    limits += [(len(os.fsencode(path)), MOST_PATH_BYTES - suffix - inside, "the path")]
+    for n_bytes, limit, of in limits:
+        if n_bytes > limit:
+            text = f"too long for {what}: {of} has {n_bytes} bytes, and may have {limit}: {remedy}"
+            raise OSError(errno.ENAMETOOLONG, text, path)
 
 
 @contextlib.contextmanager

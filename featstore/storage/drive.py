@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +20,14 @@ import numpy.typing as npt
 from featstore._core.buffers import Arena
 from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
-from featstore.storage.calls import close_fd, naming, pwrite_all
+from featstore.storage.calls import CANNOT_WRITE, close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.keptrates import keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
-from featstore.storage.rundir import RunDirectory, runs_directory
+from featstore.storage.rundir import cannot_hold_runs, runs_directory
 
 __all__ = [
     "TIMED_MIN_BYTES",
@@ -118,7 +119,8 @@ def drive_speed(
     sources : iterable of RowSource
         Sources of the dataset's features. Reads are timed on the largest row file, or on the scratch file if all are small.
     run_dir : path-like, optional
-        Directory of run files, ``<dataset>.runs`` by default. A scratch file of at most 64 MiB is written there and removed.
+        Directory of run files, ``<dataset>.runs`` by default. A scratch file of at most 64 MiB, without a name, is written
+        on its drive.
     disk : int, optional
         Most bytes of the scratch file; at least 1 MiB is written.
     again : bool
@@ -231,28 +233,53 @@ def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | 
 
 
 def measure_drive(reader: DriveReader, run_dir: str, sources: Iterable[object] = (), disk: int | None = None) -> DriveSpeed:
-    """Measure a drive, as :func:`drive_speed` says, and keep nothing; the scratch file lies in ``run_dir``."""
+    """Measure a drive, as :func:`drive_speed` says, and keep nothing.
+
+    The scratch file lies where ``run_dir`` is, or is to be. It has no name, so that a killed process leaves nothing.
+    """
     n_bytes = max(LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_BYTES if disk is None else disk) // CHUNK_BYTES * CHUNK_BYTES)
-    runs = RunDirectory(run_dir)
-    scratch = None
-    try:
-        path = runs.file("scratch")
+    with _nameless(run_dir) as path:
         write_bandwidth, n_bytes = _time_first_writes(path, n_bytes)
         file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
+        scratch = None
         if file is None or file.n_bytes < TIMED_MIN_BYTES:
-            pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
-            file = scratch = RowFile(reader, path, pages, n_bytes // PAGE_BYTES - 1, 0, 0, "off")
-        with file.in_use() as core:
-            iops = _time_random(reader, core)
-        bandwidth = _time_stream(reader, file)
-        gathers = _time_gather(reader, file, iops, bandwidth)
-        fill = _time_fill(reader, file, bandwidth)
-        overlap = _time_overlap(reader, file, path, n_bytes, bandwidth, write_bandwidth)
-        return DriveSpeed(iops, bandwidth, write_bandwidth, gathers, min(bandwidth, fill), overlap)
-    finally:
-        if scratch is not None:
-            scratch.close()
-        runs.close()
+            fds = os.open(path, os.O_RDONLY | os.O_CLOEXEC), -1
+            file = scratch = RowFile(
+                reader, path, RowLayout(PAGE_BYTES, 1, PAGE_BYTES), n_bytes // PAGE_BYTES - 1, 0, 0, "off", fds=fds
+            )
+        try:
+            with file.in_use() as core:
+                iops = _time_random(reader, core)
+            bandwidth = _time_stream(reader, file)
+            gathers = _time_gather(reader, file, iops, bandwidth)
+            fill = _time_fill(reader, file, bandwidth)
+            overlap = _time_overlap(reader, file, path, n_bytes, bandwidth, write_bandwidth)
+            return DriveSpeed(iops, bandwidth, write_bandwidth, gathers, min(bandwidth, fill), overlap)
+        finally:
+            if scratch is not None:
+                scratch.close()
+
+
+@contextmanager
+def _nameless(run_dir: str) -> Iterator[str]:
+    """Make a file without a name on the drive of ``run_dir``; yield a path by which this process opens it again.
+
+    Errors of the file name ``run_dir``.
+    """
+    place = os.path.abspath(run_dir)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    path = ""
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            path = f"/proc/self/fd/{file.fileno()}"
+            yield path
+    except OSError as error:
+        if error.errno in CANNOT_WRITE and not path:
+            raise cannot_hold_runs(error, run_dir) from None
+        if error.errno is not None and error.filename in (None, path, place):
+            raise OSError(error.errno, error.strerror, run_dir) from None
+        raise
 
 
 def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -> float:
@@ -370,12 +397,12 @@ def _read_part(
 
 
 @contextmanager
-def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[int, int], float], Callable[[], float]]]:
+def _writing(path: str, n_bytes: int) -> Iterator[tuple[Callable[[int, int], float], Callable[[], float]]]:
     """Open a file as packing does, with direct I/O if possible; yield two functions: one writes a part, one syncs the file.
 
     Both return their seconds.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)
@@ -401,9 +428,9 @@ def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[in
 
 
 def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
-    """Write a new file of up to ``n_bytes``; return bytes a second, and the bytes of the file."""
+    """Write an empty file of up to ``n_bytes``; return bytes a second, and the bytes of the file."""
     end, done = share_end("write"), 0
-    with _writing(path, n_bytes, os.O_CREAT | os.O_EXCL) as (write, sync):
+    with _writing(path, n_bytes) as (write, sync):
 
         def some() -> float:
             nonlocal done
@@ -418,5 +445,5 @@ def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
 
 def _time_writes(path: str, n_bytes: int) -> float:
     """Overwrite the first bytes of an existing file; return the seconds."""
-    with _writing(path, n_bytes, 0) as (write, sync):
+    with _writing(path, n_bytes) as (write, sync):
         return write(0, n_bytes) + sync()

@@ -16,10 +16,10 @@ from typing import Any
 
 from featstore.config import format_size, user_path
 from featstore.errors import BusyError
-from featstore.storage.calls import CANNOT_WRITE, close_quietly
+from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskQuota", "RunDirectory", "finalize_here", "remove_file", "runs_directory"]
+__all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
@@ -74,6 +74,12 @@ def remove_file(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def cannot_hold_runs(error: OSError, directory: str) -> OSError:
+    """Make the error of a directory that cannot have run files; it says which argument names another one."""
+    assert error.errno is not None
+    return OSError(error.errno, f"{error.strerror}: run files go here; run_dir= (--run-dir) names another directory", directory)
 
 
 class DiskQuota:
@@ -176,6 +182,7 @@ def _remove_parent(path: str) -> None:
                 raise
 
 
+_INSIDE_BYTES = 1 + 32 + 1 + 64  # a run directory, and a file in it
 _MOST_TRIES = 1000  # to make a directory whose parent other processes remove meanwhile
 
 
@@ -189,6 +196,7 @@ class RunDirectory:
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base, left = os.path.abspath(os.fspath(parent)), _MOST_TRIES
+        check_length(base, "a directory of run files", "run_dir= (--run-dir) names another directory", inside=_INSIDE_BYTES)
         while True:  # until no other process sweeps the directory between mkdir and lock, or holds its lock to sweep it
             self.path = os.path.join(base, uuid.uuid4().hex)
             try:
@@ -203,8 +211,7 @@ class RunDirectory:
             except BaseException as error:
                 _remove_parent(base)
                 if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-                    text = f"{error.strerror}: run files go here; run_dir= (--run-dir) names another directory"
-                    raise OSError(error.errno, text, base) from None
+                    raise cannot_hold_runs(error, base) from None
                 raise
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)

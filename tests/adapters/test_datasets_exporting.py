@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -138,6 +139,24 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
             patched.setattr(exporting, "_paired", lambda *columns: 1 / 0)
             refuses(ZeroDivisionError, "", lambda: export(g, tmp_path / "out", progress=False))
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_names_that_are_too_long_for_files_are_refused(tmp_path: Path) -> None:
+    """A type of edges has at most 250 bytes; with the suffix of Parquet that may be too long for a file."""
+    of, relation, to = ("é" * 41, "ü" * 41, "ö" * 41)
+    nodes = {of: featstore.Nodes(2, {"x": np.eye(2, dtype=np.float32)}), to: featstore.Nodes(2)}
+    edges: dict[Any, Any] = {(of, relation, to): np.array([[0, 1], [1, 0]])}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=edges, progress=False).close()
+    with featstore.open(tmp_path / "g", memory=MEMORY) as g:
+        words = r"its name has 256 bytes, and may have 255: .*leave out edges \(--no-edges\)"
+        refuses(OSError, words, lambda: export(g, tmp_path / "out", "parquet", progress=False))
+        refuses(OSError, "its name has 256 bytes, and may have 218", lambda: export(g, tmp_path / ("n" * 256), progress=False))
+        assert export(g, tmp_path / "out", "parquet", edges=False, progress=False) == [f"features/{of}/x.parquet"]
+        assert f"edges/{of},{relation},{to}.npy" in export(g, tmp_path / "npy", progress=False)
+    with pytest.raises(OSError, match="its name has 250 bytes, and may have 218: give a shorter one") as caught:
+        Folder(tmp_path / "in").make(tmp_path / ("n" * 250))
+    assert caught.value.errno == errno.ENAMETOOLONG
+    assert sorted(os.listdir(tmp_path)) == ["g", "npy", "out"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

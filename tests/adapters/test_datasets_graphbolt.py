@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 
 import featstore
 from featstore.adapters.datasets import graphbolt
-from featstore.errors import FormatError
+from featstore.errors import CorruptionError, FormatError
 from tests.support.commands import run
 from tests.support.imports import TINY, assert_same, follow_advice, refused
 from tests.support.typed import CITES, WRITES, TypedArrays
@@ -196,6 +197,34 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     attempt(FormatError, "metadata.yaml: the file must be a mapping")
     (root / "metadata.yaml").unlink()
     attempt(FileNotFoundError, "metadata.yaml")
+
+
+HOSTILE_CSV: dict[str, tuple[bytes, type[Exception], str]] = {
+    "e.csv": (b"0,1\n1,3\n", IndexError, "e.csv, line 2: 3 is not a node: ids are 0 … 2"),
+    "text.csv": (b"0,1\n1,x\n", FormatError, "text.csv, line 2, column 2: .*'x'"),
+    "column.csv": (b"0,1\n1\n", FormatError, "column.csv, line 2: Expected 2 columns, got 1"),
+    "empty.csv": (b"", FormatError, "empty.csv: the file is empty"),
+    "cut.csv.gz": (gzip.compress(b"0,1\n" * 1000)[:-9], CorruptionError, "not a whole gzip file"),
+    "empty.npy": (b"", FormatError, "empty.npy: the file is empty"),
+}
+
+
+def test_hostile_edges_are_named_and_harmless_forms_are_read(tmp_path: Path) -> None:
+    def read(name: str, data: bytes) -> Any:
+        form = "numpy" if name.endswith(".npy") else "csv"
+        (tmp_path / name).write_bytes(data)
+        graph = {"nodes": [{"num": 3}], "edges": [{"format": form, "path": name}]}
+        (tmp_path / "metadata.yaml").write_text(yaml.safe_dump({"graph": graph}))
+        return graphbolt(tmp_path, tmp_path / "g", overwrite=True, **TINY)
+
+    for name, (data, error, words) in HOSTILE_CSV.items():
+        with pytest.raises(error, match=words):
+            read(name, data)
+        assert not list(tmp_path.glob("g*"))
+    for data in (b"\xef\xbb\xbf0,1\r\n1,2\r\n", b'"0","1"\n"1","2"\n', b"0,1\n1,2"):
+        read("fine.csv", data)
+        with featstore.open(tmp_path / "g", memory="64MiB") as g:
+            assert np.concatenate([block.numpy() for block in g.edges()], axis=1).tolist() == [[0, 1], [1, 2]]
 
 
 def test_entries_that_are_there_twice_and_hostile_ones_are_named(tmp_path: Path) -> None:

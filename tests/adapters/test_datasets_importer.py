@@ -303,6 +303,17 @@ def test_edges_beyond_the_node_table(tmp_path: Path) -> None:
         assert g.ids().decode([0, 1]) == ["b", "a"]
 
 
+def written(form: str) -> bytes:
+    """Return the bytes of a table of edges as pyarrow writes it."""
+    table, out = pa.table({"s": range(3000), "t": range(3000)}), pa.BufferOutputStream()
+    if form == "parquet":
+        pa.parquet.write_table(table, out)
+    else:
+        with pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    return bytes(out.getvalue())
+
+
 HOSTILE: list[tuple[str, bytes, type[Exception], str]] = [
     ("e.csv", b"", FormatError, r"e\.csv: Empty CSV file"),
     ("e.csv", b"s,x\n1,2\n", KeyError, r"e\.csv has no column 't'; it has 's', 'x'"),
@@ -321,6 +332,10 @@ HOSTILE: list[tuple[str, bytes, type[Exception], str]] = [
     ("e.csv.gz", b"no gzip at all", CorruptionError, r"e\.csv\.gz"),
     ("e.parquet", b"PAR1 no parquet at all", FormatError, r"e\.parquet"),
     ("e.arrow", b"no arrow at all", FormatError, r"e\.arrow"),
+    ("e.parquet", b"", FormatError, r"e\.parquet: Parquet file size is 0 bytes"),
+    ("e.parquet", written("parquet")[:-100], FormatError, r"e\.parquet: "),
+    ("e.arrow", b"", FormatError, r"e\.arrow: "),
+    ("e.arrow", written("arrow")[:-100], FormatError, r"e\.arrow: "),
     ("e.xlsx", b"", FormatError, r"e\.xlsx: not known as a table by its suffix"),
 ]
 

@@ -11,7 +11,7 @@ import torch
 
 from featstore.adapters.datasets import mag240m
 from featstore.adapters.datasets.mag240m import PUBLISHED
-from featstore.errors import FormatError
+from featstore.errors import CorruptionError, FormatError
 from tests.support.commands import run
 from tests.support.imports import TINY, assert_same, follow_advice, refused
 from tests.support.typed import CITES, WRITES, TypedArrays
@@ -116,3 +116,18 @@ def test_files_that_do_not_agree_are_named(tmp_path: Path) -> None:
     for path in (root / "processed").glob("*___*"):
         path.rename(path.with_name(path.name.replace("___", "-")))
     refused(FormatError, "no folder of a relation", tmp_path / "g", lambda: mag240m(root, tmp_path / "g", **given))
+
+
+def test_files_that_are_empty_or_cut_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "mag"
+    write(root)
+    for path in root.glob("*.pt"):
+        path.unlink()
+    for name in ("author___writes___paper/edge_index.npy", "paper/node_feat.npy", "paper/node_label.npy"):
+        path = root / "processed" / name
+        whole = path.read_bytes()
+        for data, error, words in ((b"", FormatError, "the file is empty"), (whole[:-9], CorruptionError, "bytes instead of")):
+            path.write_bytes(data)
+            caught = refused(error, words, tmp_path / "g", lambda: mag240m(root, tmp_path / "g", num_nodes=N, **TINY))
+            assert name in str(caught.value)
+        path.write_bytes(whole)

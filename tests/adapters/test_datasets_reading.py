@@ -241,10 +241,30 @@ def test_killed_in_place_of_another(tmp_path: Path, step: int) -> None:
     run_in_fork(kill_each, str(tmp_path), step, timeout_s=3000)
 
 
-@pytest.mark.parametrize(("block_bytes", "remedy"), [(1 << 20, "1.00 MiB .*; give more memory"), (8 << 20, "2.00 MiB .*; keep")])
-def test_a_row_that_is_longer_than_a_block(tmp_path: Path, block_bytes: int, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("block_bytes", "n", "remedy"),
+    [(1 << 20, 3 << 20, "1.00 MiB .*; give more memory"), (8 << 20, 18 << 20, "8.00 MiB .*; keep")],
+)
+def test_a_row_that_is_longer_than_a_block(tmp_path: Path, block_bytes: int, n: int, remedy: str) -> None:
     """More memory is no remedy where a block is as long as they get."""
     path = tmp_path / "long.csv"
-    path.write_text("a,b\n1," + "x" * (3 << 20) + "\n2,y\n3," + "z" * (3 << 20) + "\n")
+    path.write_text("a,b\n1," + "x" * n + "\n2,y\n3," + "z" * n + "\n")
     with pytest.raises(FormatError, match=f"long.csv.*a row is longer than the {remedy}"):
         list(TableFile(str(path), None, None, (), block_bytes).blocks({"a": None, "b": None}))
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 300_000])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_rows_that_are_longer_than_the_usual_block(tmp_path: Path, n_before: int, quote: str) -> None:
+    """Blocks become longer where the first of them is met: no row twice, none left out, types stay."""
+    texts = ["short"] * n_before + ["x" * (3 << 20), "y", "z" * (4 << 20)] + ["short"] * 1000
+    path = tmp_path / "long.csv"
+    path.write_text("a,b\n" + "".join(f"{number},{quote}{text}{quote}\n" for number, text in enumerate(texts)))
+    file = TableFile(str(path), None, None, (), 8 << 20)
+    assert file.schema == pa.schema({"a": pa.int64(), "b": pa.string()})
+    for begin in (0, n_before + 1):
+        blocks = list(file.blocks({"a": None, "b": None}, begin))
+        assert [value for block in blocks for value in block.column("a").to_pylist()] == list(range(begin, len(texts)))
+        assert [value for block in blocks for value in block.column("b").to_pylist()] == texts[begin:]
+        assert blocks[0].first == begin + 2
+        assert blocks[-1].end == len(texts)

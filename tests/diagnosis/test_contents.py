@@ -18,8 +18,10 @@ from featstore.diagnosis import contents
 from featstore.diagnosis.findings import Finding
 from featstore.diagnosis.places import direct_io
 from featstore.errors import BudgetError, CorruptionError
+from featstore.storage import drive
 from featstore.storage.drive import DriveSpeed
-from featstore.testing.faults import truncated
+from featstore.testing.faults import forked, sweep, truncated
+from tests.support.programs import run_in_fork
 
 X = np.arange(30_000, dtype=np.float32).reshape(3000, 10)
 
@@ -151,6 +153,26 @@ def test_another_drive_has_the_files_of_runs(dataset: str, monkeypatch: pytest.M
     monkeypatch.setattr(contents, "measure_drive", lambda *_: DriveSpeed(9e4, 1e9, 1e9))
     monkeypatch.setattr(contents, "runs_directory", lambda _: "/dev/featstore.runs")
     assert contents.rates(dataset, None, "auto").text.endswith("with a scratch file at /dev, as files of runs")
+
+
+def kill_doctor(folder: str, path: str, step: int) -> None:
+    """Kill a doctor at many system calls; in the child."""
+    before, n_killed = sorted(os.listdir(folder)), 0
+    drive.CALIBRATION_S, drive.SCRATCH_BYTES = 0.0, 2 << 20
+    for fault in sweep(folder, ["open", "write", "fsync", "unlink"], "kill", step=step):
+        with fault:
+            killed = forked(lambda: featstore.doctor(path, "64MiB"))
+        assert sorted(os.listdir(folder)) == before
+        n_killed += killed is not None
+    assert n_killed >= 2, n_killed
+
+
+@pytest.mark.usefixtures("_program_server")
+@pytest.mark.parametrize("of", ["a dataset", "a directory"])
+def test_a_killed_doctor_leaves_nothing(dataset: str, of: str) -> None:
+    """Not even the scratch file on which it was measuring, because that has no name."""
+    folder = os.path.dirname(dataset)
+    run_in_fork(kill_doctor, folder, *((dataset, 13) if of == "a dataset" else (folder, 2)))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +178,11 @@ def test_damaged_files_reach_the_loop(
 
     def of_damaged(self: EdgePlanner, superbatch: Any, number: int) -> Any:
         with lock:  # two threads ask at once, and damage that is done twice may be undone
-            if not damaged:
-                damaged.extend(path for path in runs.rglob(name) if path.suffix != ".tmp")  # one that is written is renamed
-                for path in damaged:
-                    damage(path)
+            for path in [] if damaged else list(runs.rglob(name)):
+                if path.suffix != ".tmp":  # one that is written is renamed
+                    with suppress(FileNotFoundError):  # the other thread deletes those that were read
+                        damage(path)
+                        damaged.append(path)
         return of(self, superbatch, number)
 
     monkeypatch.setattr(EdgePlanner, "of", of_damaged)

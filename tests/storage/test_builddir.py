@@ -40,6 +40,30 @@ def test_a_failed_create_leaves_nothing(tmp_path: Path, kind: type[BaseException
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(("letter", "n_bytes"), [("n", 1), ("é", 2)])
+def test_names_and_paths_that_are_too_long_are_refused(tmp_path: Path, letter: str, n_bytes: int) -> None:
+    """The longest name that can be built is built; a longer one is refused with the bytes that it may have."""
+    most = os.pathconf(tmp_path, "PC_NAME_MAX") - 37
+    name = letter * (most // n_bytes)
+    create(tmp_path / name, *EMPTY)
+    create(tmp_path / name, *EMPTY, overwrite=True)
+    assert os.listdir(tmp_path) == [name]
+    for longer in (name + letter, 300 * letter):
+        path, size = tmp_path / longer, len(longer) * n_bytes
+        words = f"too long for a dataset: its name has {size} bytes, and may have {most}: give a shorter one"
+        with pytest.raises(OSError, match=words) as caught:
+            create(path, *EMPTY)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
+    with pytest.raises(OSError, match="one of the names has 300 bytes, and may have 255"):
+        create(tmp_path / ("d" * 300) / "g", *EMPTY)
+    for below in (3803, 5000):
+        path = Path(str(tmp_path) + "/d" * ((below - len(str(tmp_path))) // 2))
+        with pytest.raises(OSError, match=f"the path has {len(str(path))} bytes, and may have 3802: give") as caught:
+            create(path, *EMPTY)
+        assert caught.value.errno == errno.ENAMETOOLONG
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_overwrite_keeps_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
     create(tmp_path / "g", np.zeros(3, np.int64), [], {"x": np.ones((2, 2))})
     before = snapshot(tmp_path)

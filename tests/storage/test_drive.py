@@ -232,7 +232,7 @@ def test_a_slow_drive_is_written_no_longer_than_its_share(tmp_path: Path, monkey
     size, took, seconds = 64 << 20, iter((2.0, 0.16)), 1.0
 
     @contextmanager
-    def writing(path: str, n_bytes: int, flags: int) -> Iterator[Any]:
+    def writing(path: str, n_bytes: int) -> Iterator[Any]:
         def write(first: int, stop: int) -> float:
             assert stop - first == drive_module.SLICE_BYTES
             each = next(took)

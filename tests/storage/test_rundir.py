@@ -50,6 +50,19 @@ def test_record_and_files(tmp_path: Path) -> None:
     assert not (tmp_path / "trace.tmp").exists()
 
 
+def test_paths_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    """The longest name works; errors say how long they may be, and which argument names another."""
+    longest = tmp_path / ("n" * os.pathconf(tmp_path, "PC_NAME_MAX"))
+    RunDirectory(longest).close()
+    remedy = r"run_dir= \(--run-dir\) names another directory"
+    deep = Path(str(tmp_path) + "/d" * 2500)
+    for path, words in ((Path(f"{longest}n"), "its name has 256 bytes, and may have 255"), (deep, "bytes, and may have 3997")):
+        with pytest.raises(OSError, match=f"too long for a directory of run files: .*{words}: {remedy}") as caught:
+            RunDirectory(path)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
+    assert os.listdir(tmp_path) == []
+
+
 def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "file"
     arrays = [np.arange(10, dtype=np.int32), np.empty(0, np.int64), np.arange(5, dtype=np.uint64), np.arange(10, dtype=np.int32)]

@@ -22,10 +22,10 @@ from featstore.graph.adjacency import write_edges
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
+from featstore.storage.calls import check_length, close_fd, close_quietly, fsync_fd, pwrite_all
 from featstore.storage.writer import fsync_directory
 from featstore.topology.crossedges import blocks_in
-from featstore.topology.types import EdgeKey, EdgeType, edge_name
+from featstore.topology.types import ONE_EDGE, EdgeKey, EdgeType, edge_name
 
 __all__ = ["FORMS", "export"]
 
@@ -36,6 +36,8 @@ HOLDER: Final = "export"  # in the budget's report
 LEAST_MEMORY: Final = 8 << 20
 _MOST_MEMORY: Final = 1 << 30
 _DATA_BYTES: Final = 8 << 20  # of node data, written together
+
+_LONG_NAMES: Final = "files are named as types and fields; give a shorter path, or leave out edges (--no-edges)"
 
 
 def export(
@@ -75,6 +77,8 @@ def export(
     ------
     FileExistsError
         There is something at ``folder``.
+    OSError
+        With ``ENAMETOOLONG``: names of types and fields are too long for names of files; nothing was written.
     ValueError, TypeError
         Another form; ``g`` is not an open dataset, or a view of a part.
     MissingExtraError
@@ -107,6 +111,11 @@ def export(
     # A commit that fails leaves no folder; the next export removes what killed ones left.
     with BuildDirectory(target, what="folder of exported files", has_locks=False) as made:
         build = made.path
+        of_data = [f"node_data/{name}" for name in g.node_data]
+        of_edges = [_edges_file(kind) for kind in g.types.edges.values()] if edges else []
+        for name in (*(f"{kind}/{name}" for kind, of in stores for name in of), *of_data, *of_edges):
+            path = os.path.join(target, f"{name}.{form}")
+            check_length(path, "a file of an export", _LONG_NAMES, inside=len(".tmp-") + 32)
         with Progress("export", total, progress) as bar:
             files: list[str] = []
 
@@ -130,8 +139,7 @@ def export(
             if edges:
                 with g.budget.reserve(HOLDER, n_bytes):
                     for kind_of, blocks in _edges_by_type(g, n_bytes, build):
-                        name = "edges" if g.types.is_one else f"edges/{edge_name(kind_of.key)}"
-                        files.append(f"{name}.{form}")
+                        files.append(f"{_edges_file(kind_of)}.{form}")
                         path = os.path.join(build, files[-1])
                         os.makedirs(os.path.dirname(path), exist_ok=True)
                         with new_writer(path, ["source", "destination"], "int64", (2, kind_of.n_edges)) as out:
@@ -142,6 +150,10 @@ def export(
             fsync_directory(place)
         made.commit()
     return files
+
+
+def _edges_file(kind: EdgeType) -> str:
+    return "edges" if kind.key == ONE_EDGE else f"edges/{edge_name(kind.key)}"
 
 
 def _numpy_name(dtype: torch.dtype) -> str:

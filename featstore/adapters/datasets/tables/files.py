@@ -19,7 +19,7 @@ from featstore.config import format_size, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
 
-__all__ = ["Block", "TableFile", "find_files"]
+__all__ = ["MOST_BLOCK_BYTES", "Block", "TableFile", "find_files"]
 
 _FORMATS = {
     ".csv": "csv",
@@ -32,10 +32,13 @@ _FORMATS = {
     ".ipc": "arrow",
 }
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+MOST_BLOCK_BYTES = 8 << 20
 _MOST_ROWS = 1 << 17
 _LEAST_ROWS = 16
 _MARK_BYTES = 1 << 20
-_CSV_BYTES = 2 << 20  # of a block of CSV at most: larger ones leave the cache, and pyarrow gets new pages for each
+_CSV_BYTES = (
+    2 << 20
+)  # of a block of CSV, unless a row is longer: larger ones leave the cache, and pyarrow gets new pages for each
 _TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -110,7 +113,7 @@ class TableFile:
     null_values : sequence of str
         Cells of CSV without quotes that have no value.
     block_bytes : int
-        Bytes of a block, about.
+        Bytes of a block, about; at most `MOST_BLOCK_BYTES`.
     """
 
     def __init__(
@@ -135,9 +138,8 @@ class TableFile:
         if self._schema is None:
             with self._named(None):
                 if self.format == "csv":
-                    with self._open_csv(None, {}, True) as reader:
-                        self._schema = reader.schema
-                        self._schema.names  # noqa: B018  (raises for names that are not UTF-8)
+                    self._schema = self._read_csv_schema()
+                    self._schema.names  # noqa: B018  (raises for names that are not UTF-8)
                 elif self.format == "parquet":
                     with pa.parquet.ParquetFile(self.path) as file:
                         self._schema = file.schema_arrow
@@ -208,8 +210,7 @@ class TableFile:
     def _batches(self, types: dict[str, pa.DataType | None], row_group: int) -> Iterator[pa.RecordBatch]:
         """Yield all rows, of Parquet from a row group on."""
         if self.format == "csv":
-            with self._open_csv(list(types), types, True) as reader:
-                yield from reader
+            yield from self._csv_batches(types)
         elif self.format == "parquet":
             with pa.parquet.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 by_type = sum(_cell_bytes(self.schema.field(name).type) for name in types)
@@ -225,6 +226,40 @@ class TableFile:
                 )
                 for batch in batches:
                     yield batch.select(list(types))
+
+    def _read_csv_schema(self) -> pa.Schema:
+        try:
+            with self._open_csv(None, {}, True) as reader:
+                return reader.schema
+        except pa.ArrowInvalid as error:
+            if not self._lengthen_blocks(error):
+                raise
+        return self._read_csv_schema()
+
+    def _csv_batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of CSV; from a row that is longer than a block on, in the longest blocks that memory allows."""
+        names, n_rows = list(types), 0
+        while True:
+            try:
+                with self._open_csv(names, types, True) as reader:
+                    types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+                    skipped = n_rows
+                    for batch in reader:
+                        if rest := batch.slice(min(skipped, batch.num_rows)):
+                            yield rest
+                            n_rows += rest.num_rows
+                        skipped -= batch.num_rows - rest.num_rows
+                return
+            except pa.ArrowInvalid as error:
+                if not self._lengthen_blocks(error):
+                    raise
+
+    def _lengthen_blocks(self, error: pa.ArrowInvalid) -> bool:
+        """Let blocks of CSV have all the bytes they may, if a row was longer than one; false if that is no remedy."""
+        can = "straddling" in str(error) and self._csv_bytes < self._block_bytes
+        if can:
+            self._csv_bytes = self._block_bytes
+        return can
 
     @contextmanager
     def _open_csv(self, columns: list[str] | None, types: dict[str, Any], threads: bool) -> Iterator[Any]:
@@ -278,8 +313,8 @@ class TableFile:
             where = "" if (found := _ROW.search(text)) is None else f", row {found[1]}"
             hint = ""
             if "straddling" in text:
-                remedy = "give more memory" if self._csv_bytes < _CSV_BYTES else "keep such rows in Parquet"
                 at_once = format_size(self._csv_bytes)
+                remedy = "give more memory" if self._csv_bytes < MOST_BLOCK_BYTES else "keep such rows in Parquet"
                 hint = f": a row is longer than the {at_once} that are read at once, or a quote is not closed; {remedy}"
             elif "conversion error" in text:
                 hint = "; cells have the type of the first ones: give text=True for ids that are text, or a dtype for numbers"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from featstore.adapters.datasets.tables.columns import Field, field_of, id_kind
-from featstore.adapters.datasets.tables.files import Block, TableFile, find_files
+from featstore.adapters.datasets.tables.files import MOST_BLOCK_BYTES, Block, TableFile, find_files
 from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable, Table
 from featstore.creation.inputfields import check_field_name
 from featstore.progress import Progress
@@ -36,7 +36,7 @@ class Tables:
         ends = (end for key in edges for end in (key[0], key[2]))
         self.types = list(dict.fromkeys([*nodes, *ends]))
         # Blocks of the reader, of which pyarrow holds some, take about a quarter of the memory.
-        self._block_bytes = max(64 << 10, min(8 << 20, memory // 64))
+        self._block_bytes = max(64 << 10, min(MOST_BLOCK_BYTES, memory // 64))
         self._files: dict[int, list[TableFile]] = {}
         for name, table in self.nodes.items():
             self._files[id(table)] = self._open(table, f"node table {name!r}")
