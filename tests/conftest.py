@@ -28,7 +28,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.graphs import make_graph
-from tests.support.programs import start_server
+from tests.support.programs import require_asking, start_server
 
 # A loaded machine is no reason to fail, hence no deadlines; nor is a draw that nobody has seen before, so that a commit passes
 # every time or never, and fifty of the same draws do: HYPOTHESIS_EXPLORE=1 draws many others. The stress profile looks further.
@@ -140,6 +140,7 @@ class Snapshot:
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[Snapshot]:
     """Fail a test that leaves a descriptor or a thread behind, unless it is marked ``shares_resources``."""
+    require_asking("_program_server" in request.fixturenames)
     snapshot = Snapshot()
     yield snapshot
     if request.node.get_closest_marker("shares_resources") is None:

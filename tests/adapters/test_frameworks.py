@@ -7,7 +7,6 @@ import importlib
 import itertools
 import json
 import os
-import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import featstore
 from tests.support.programs import run_in_fork
+from tests.support.ranks import held_port
 from tests.support.refusing import refuses
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -180,12 +180,10 @@ def run_ranks(folder: Path, framework: str, ways: list[str]) -> None:
     """Fork ranks of one process and of two, after the framework is imported, which takes most of the time."""
     importlib.import_module(framework)
     for way, world_size in itertools.product(ways, (1, 2)):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        arguments = [(folder, way, rank, world_size, port) for rank in range(world_size)]
-        ranks = [get_context("fork").Process(target=run_rank, args=each) for each in arguments]
-        join(ranks)
+        with held_port() as port:
+            arguments = [(folder, way, rank, world_size, port) for rank in range(world_size)]
+            ranks = [get_context("fork").Process(target=run_rank, args=each) for each in arguments]
+            join(ranks)
 
 
 def join(processes: Iterable[Any]) -> None:

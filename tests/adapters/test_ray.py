@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import featstore
 from featstore.errors import MissingExtraError
 from featstore.registry import adapter
 from tests.support import rays
+from tests.support.ranks import held_port
 from tests.support.refusing import refuses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,11 +66,10 @@ def make(path: Path) -> None:
 
 def train_by_gloo(folder: Path, environment: dict[str, str]) -> None:
     """Train in two processes of torch's own group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    for process in [start("gloo", folder, {**environment, "RANK": str(rank)}) for rank in range(2)]:
-        finish(process)
+    with held_port() as port:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        for process in [start("gloo", folder, {**environment, "RANK": str(rank)}) for rank in range(2)]:
+            finish(process)
 
 
 @pytest.mark.stress  # a hundred seconds of processors, most of them imports in Ray's processes

@@ -186,8 +186,8 @@ def test_a_rank_that_answers_nothing_is_lost_after_a_while() -> None:
 
 def test_a_slow_rank_is_not_lost_while_it_answers() -> None:
     x = some_rows()
-    ranks = Ranks(x, [0, 300, 900], sources={1: Told(x[300:], lambda rows: time.sleep(0.25))}, piece_bytes=4000, timeout_s=1.25)
-    assert np.array_equal(taken(ranks.rows[0], np.arange(900)), x)  # 1.5 s
+    ranks = Ranks(x, [0, 300, 900], sources={1: Told(x[300:], lambda rows: time.sleep(0.25))}, piece_bytes=2000, timeout_s=2.5)
+    assert np.array_equal(taken(ranks.rows[0], np.arange(900)), x)  # 3 s
     ranks.close()
 
 

@@ -408,7 +408,7 @@ def test_ranks_that_disagree(folder: Path, tmp_path: Path) -> None:
 
 def read_until_one_is_lost(rank: int, folder: Path, meets: Path, how: str, way: str) -> None:
     """Rank 2 is lost in the middle of an epoch of the others."""
-    timeout = 60.0 if how == "killed" else 2.0
+    timeout = 60.0 if how == "killed" else 6.0  # a busy machine keeps a rank that goes on waiting, too
     try:
         with opened(rank, 3, folder, meets, timeout=timeout) as g:
             if rank == 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ import featstore
 from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
 from featstore.gather import sharedmemory
 from tests.support.programs import run_ranks
-from tests.support.ranks import end, group
+from tests.support.ranks import end, group, held_port
 from tests.support.refusing import refuses
 
 pytestmark = [pytest.mark.usefixtures("_program_server"), pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
@@ -205,32 +204,27 @@ def torchrun(folder: Path, *options: str, lost: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.mark.parametrize("lost", ["node", pytest.param("process", marks=pytest.mark.stress)])
 def test_torchrun_goes_on_with_the_batches_that_were_to_come(dataset: Path, tmp_path: Path, lost: str) -> None:
     """With as many processes after one was killed; with one node after the other was, its torchrun and its process."""
     (tmp_path / "g").symlink_to(dataset)
     (tmp_path / "worker.py").write_text(WORKER)
-    if lost == "process":
-        started = [torchrun(tmp_path, "--standalone", "--nproc-per-node=2", "--max-restarts=4", lost=lost)]
-    else:
-        times = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3"
-        common = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=lost", "--nnodes=1:2"]
-        started = [
-            torchrun(tmp_path, *common, f"--rdzv-conf={times},is_host={is_host}", "--max-restarts=4", lost=way)
-            for is_host, way in ((1, "none"), (0, "node"))
-        ]
-    try:
-        errors = [each.communicate(timeout=200)[1] for each in started]
-    finally:
-        for each in started:
-            each.terminate()
-            each.communicate()
+    with held_port() as port:
+        if lost == "process":
+            started = [torchrun(tmp_path, "--standalone", "--nproc-per-node=2", "--max-restarts=4", lost=lost)]
+        else:
+            times = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3"
+            common = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=lost", "--nnodes=1:2"]
+            started = [
+                torchrun(tmp_path, *common, f"--rdzv-conf={times},is_host={is_host}", "--max-restarts=4", lost=way)
+                for is_host, way in ((1, "none"), (0, "node"))
+            ]
+        try:
+            errors = [each.communicate(timeout=200)[1] for each in started]
+        finally:
+            for each in started:
+                each.terminate()
+                each.communicate()
     assert [each.returncode for each in started] == [0] + [-signal.SIGKILL] * (lost == "node"), errors
     assert not (tmp_path / "runs").exists()
     steps = torch.load(tmp_path / "checkpoint.pt")[1]

@@ -415,6 +415,7 @@ def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy
     die_at_each(make, pack, folder, steps)
 
 
+@pytest.mark.usefixtures("_program_server")
 @pytest.mark.parametrize(("policy", "disk"), one_in(2, [("belady", None), ("frequency", "900KB")], names=2))
 def test_killed_between_checkpoints_with_memory_as_usual(dataset, pack, tmp_path, ondemand, policy, disk) -> None:
     resumed = 0

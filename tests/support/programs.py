@@ -23,12 +23,13 @@ from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_PYG", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
+__all__ = ["OF_PYG", "require_asking", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 
 _FORKS = multiprocessing.get_context("forkserver")
 _LIBRARY = contextlib.ExitStack()  # the fault library's file, which is there as long as the server
+_asked_for = True  # whether the test that runs asks for the server; where no test runs, as in a fork, nobody need
 
 
 @contextlib.contextmanager
@@ -52,6 +53,22 @@ def start_server() -> None:
     preloaded = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
     with _environment(OMP_NUM_THREADS="1", LD_PRELOAD=preloaded, **{faults._LOADED: library}):
         multiprocessing.forkserver.ensure_running()
+
+
+def require_asking(is_asked_for: bool) -> None:
+    """Let forks of a test fail unless it asks for the server by its fixture, even where an earlier test has started it.
+
+    Else the server that the first such test of a process starts is another one: without the fault library, and begun within the
+    test, where it counts as left behind. Which test is the first depends on how workers share them.
+    """
+    global _asked_for
+    _asked_for = is_asked_for
+
+
+def _start(process: Any) -> Any:
+    assert _asked_for, "mark a test that forks the server: @pytest.mark.usefixtures('_program_server')"
+    process.start()
+    return process
 
 
 def run_program(
@@ -99,8 +116,7 @@ def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, t
         try:
             for rank, printed in enumerate(files):
                 call = (*name, (rank, *arguments), timeout_s, os.getcwd(), dict(os.environ), printed)
-                started.append(_FORKS.Process(target=_call, args=call))
-                started[-1].start()
+                started.append(_start(_FORKS.Process(target=_call, args=call)))
             return [
                 (_joined(each), "".join(file.read_text() for file in printed))
                 for each, printed in zip(started, files, strict=True)
@@ -120,8 +136,7 @@ def run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[tuple
     Yields the other end of ``link``, a connection of :mod:`multiprocessing`, and the process.
     """
     link, there = _FORKS.Pipe()
-    process = _FORKS.Process(target=function, args=(there, *arguments))
-    process.start()
+    process = _start(_FORKS.Process(target=function, args=(there, *arguments)))
     there.close()
     try:
         yield link, process
@@ -146,8 +161,7 @@ def _printed() -> Iterator[tuple[Path, Path]]:
 
 def _fork(target: Callable[..., None], *arguments: Any) -> int:
     """Run ``target`` in a fork of the server and return its exit status."""
-    process = _FORKS.Process(target=target, args=arguments)
-    process.start()
+    process = _start(_FORKS.Process(target=target, args=arguments))
     try:
         process.join()
     finally:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import select
 import signal
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
-__all__ = ["end", "group"]
+__all__ = ["end", "group", "held_port"]
 
 
 @contextlib.contextmanager
@@ -24,6 +25,19 @@ def group(rank: int, world_size: int, folder: Path, timeout_s: float = 60) -> It
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Yield a port that the kernel gives to nobody else while the context lasts, and that a server may listen on.
+
+    A port that was found and let go of may be another's before the server comes. Here a socket stays bound and does not listen:
+    Linux lets one that names the port bind beside it, where both have ``SO_REUSEADDR``, as torch's stores do.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def end(pid: int) -> None:

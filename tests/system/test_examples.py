@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import torch
 
 import featstore
 from tests.support.programs import OF_PYG, run_program
+from tests.support.ranks import held_port
 from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -83,15 +83,12 @@ def torchrun(folder: Path, command: list[str]) -> str:
 
 def two_forks(folder: Path, command: list[str]) -> str:
     """Run it in two forks, whose environment is what torchrun gives."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
-    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": os.fspath(ROOT)}
+    common = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": os.fspath(ROOT)}
 
     def one(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_program(*command, cwd=folder, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        return run_program(*command, cwd=folder, RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=str(port), **common)
 
-    with ThreadPoolExecutor(2) as pool:
+    with held_port() as port, ThreadPoolExecutor(2) as pool:
         done = list(pool.map(one, range(2)))
     assert not any(each.returncode for each in done), [each.stderr for each in done]
     return "".join(each.stdout for each in done)
