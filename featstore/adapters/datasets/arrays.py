@@ -31,7 +31,7 @@ _COPY_BYTES: Final = 4 << 20
 
 
 class _NamedFile(io.FileIO):
-    """A file whose failed reads name it. ``failed`` is the last: zipfile calls an archive damaged if it cannot read the end."""
+    """A file whose errors name it. ``failed`` is the last one of a read: zipfile calls an archive damaged if that fails."""
 
     failed: OSError | None = None
 
@@ -42,6 +42,10 @@ class _NamedFile(io.FileIO):
     def readall(self) -> bytes:
         with self._noting():
             return super().readall()
+
+    def close(self) -> None:
+        with naming(str(self.name)):
+            super().close()
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
