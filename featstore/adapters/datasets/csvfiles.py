@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import gzip
 import importlib
 import os
@@ -25,7 +26,7 @@ from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
 from featstore.storage.calls import close_quietly, open_regular
 
-__all__ = ["CsvSource", "count_lines", "load_pandas", "read_ints", "read_records"]
+__all__ = ["CsvSource", "count_lines", "errno_of", "load_pandas", "read_ints", "read_records"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -35,6 +36,11 @@ _COLUMN: Final = re.compile(r"In CSV column #(\d+): ")
 _ADVICE: Final = "; the values before it are whole numbers: give feature_dtype or label_dtype (--feature-dtype float32)"
 _MOST_RECORDS: Final = 10_000
 _MOST_INTS: Final = 1 << 28
+
+
+def errno_of(error: OSError) -> int | None:
+    """Find the number of an error of pyarrow's; None if the content is wrong. Of a close that failed pyarrow says no number."""
+    return errno.EIO if error.errno is None and "error closing file" in str(error) else error.errno
 
 
 def _arrow(path: str) -> tuple[Any, Any]:
@@ -208,8 +214,8 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
                 pass
         raise FormatError(_explained(path, str(error), is_guess), path) from None
     except OSError as error:
-        if error.errno is not None:  # pyarrow does not say of which file
-            raise OSError(error.errno, os.strerror(error.errno), path) from None
+        if number := errno_of(error):  # pyarrow does not say of which file
+            raise OSError(number, os.strerror(number), path) from None
         raise CorruptionError(f"not a whole gzip file: {error}", path) from None
 
 

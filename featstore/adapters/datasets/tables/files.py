@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
+from featstore.adapters.datasets.csvfiles import errno_of
 from featstore.config import format_size, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
@@ -324,9 +325,8 @@ class TableFile:
         except pa.ArrowException as error:
             raise FormatError(f"{self.path}: {error}", self.path) from None
         except OSError as error:
-            if error.errno is not None:
-                with naming(self.path):
-                    raise
+            if number := errno_of(error):
+                raise OSError(number, os.strerror(number), self.path) from None
             raise CorruptionError(f"the file cannot be read to its end: {error}", self.path) from None
 
     def _with_row(self, types: dict[str, Any] | None) -> str | None:
