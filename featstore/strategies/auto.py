@@ -38,7 +38,7 @@ from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLa
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths, made_with
 from featstore.strategies.lists import AS_THEY_ARE, EXPECTED, Lists, keep_lists, may_keep_lists
-from featstore.strategies.lookahead import degree_bytes, rows_in_memory
+from featstore.strategies.lookahead import degree_bytes, rows_in_memory, rows_in_use
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
 from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
@@ -134,7 +134,7 @@ class Auto(Strategy):
                 rows = rows_in_memory(context, memory, cache)
                 if first.choice is not None:
                     decision = _of_first(first.choice)
-                elif pack is None and context.features and rows >= context.nodes.n:
+                elif pack is None and context.features and rows >= rows_in_use(context):
                     decision = _taken("ondemand", DEGREE, "all rows fit in memory")
                 elif pack is None and context.features and not context.nodes.is_in_pages:
                     reason = "rows lie elsewhere: it asks for fewest of them, and ahead of their use"

@@ -15,7 +15,7 @@ from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
 from featstore.strategies.profile import Profile, least_batches
 
-__all__ = ["degree_bytes", "look_ahead", "rows_in_memory"]
+__all__ = ["degree_bytes", "look_ahead", "rows_in_memory", "rows_in_use"]
 
 
 def degree_bytes(context: Context) -> int:
@@ -29,6 +29,12 @@ def rows_in_memory(context: Context, memory: Memory, size: int | float | str | N
     beside = replace(context.chosen, freed=context.chosen.freed - memory.sampled_ahead)
     sizes, _ = size_caches(replace(context, chosen=beside), memory, size, get_policy("belady"))
     return context.nodes.capacity(sizes)
+
+
+def rows_in_use(context: Context) -> int:
+    """Count the rows that batches may ask for: all, or those of the part that the graph is a view of."""
+    part = context.graph.own_part
+    return context.nodes.n if part is None else min(context.nodes.n, part.n_nodes)
 
 
 def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree: bool) -> tuple[Profile | None, MissCurves, str]:

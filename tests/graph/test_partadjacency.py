@@ -441,6 +441,20 @@ def test_lists_read_outside_the_part(
     assert has_kept == kept
 
 
+def test_auto_counts_the_rows_of_the_part(g: Any, made: SimpleNamespace) -> None:
+    """A cache with room for them has all that batches ask for, and more than a share of the graph's rows is never needed."""
+    view = g.part(0)
+    n, of_part = g.num_nodes, view.own_part.n_nodes
+    for rows, fits in ((of_part + 1, True), (of_part // 2, False)):
+        strategy = featstore.Auto(cache=rows / n)
+        with rank_loader(view, g.parts()[NAME], 0, "neighbor", strategy) as loader:
+            digests(loader)
+            stats = loader.stats()
+        assert (stats["auto"]["reason"] == "all rows fit in memory") == fits
+        if fits:
+            assert stats["hits"]["host"] == stats["rows"] > 0
+
+
 def test_ranks_have_their_own_parts(g: Any) -> None:
     refuses(
         ValueError,
