@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -237,43 +236,74 @@ def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> 
     assert n_layouts == (2 if way == "short" else 1) or way == "auto"
 
 
-def train(rank: int, world_size: int, folder: Path) -> None:
-    with group(rank, world_size, folder) if world_size > 1 else nullcontext():
-        trained(rank, world_size, folder)  # in a function: torch may hang where a model outlives its process group
+class SAGE(torch.nn.Module):
+    """Two layers, each of a node and the mean of its in-neighbours in a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2 * 8, 12), torch.nn.Linear(2 * 12, 7)]).double()
+
+    def forward(self, h: torch.Tensor, blocks: tuple[featstore.Block, ...]) -> torch.Tensor:
+        for layer, block in zip(self.layers, blocks, strict=True):
+            total = h.new_zeros(block.n_dst, h.shape[1]).index_add(0, block.dst, h[block.src])
+            degree = torch.bincount(block.dst, minlength=block.n_dst).clamp(min=1)
+            h = layer(torch.cat([h[: block.n_dst], total / degree[:, None]], 1)).tanh()
+        return h
 
 
-def trained(rank: int, world_size: int, folder: Path) -> None:
+STEP = 80  # seeds of all ranks
+FANOUTS = {"whole lists": [-1, -1], "drawn": [4, 3]}
+Steps = list[list[torch.Tensor]]
+
+
+def trained(g: Any, fanouts: list[int], n_batches: int, world_size: int = 1) -> Steps:
+    """Train on steps of ``n_batches`` batches, each rank on its own; return each step's gradients, and the parameters at last.
+
+    In a function of its own: torch may hang where a model outlives its process group.
+    """
     torch.manual_seed(0)
-    model: torch.nn.Module = torch.nn.Linear(8, 7, dtype=torch.float64)
-    if world_size > 1:
+    model: torch.nn.Module = SAGE()
+    if torch.distributed.is_initialized():
         model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with featstore.open(folder / "g", memory="16MiB", threads=1) as g:
-        sampler = NeighborSampler(g, [3, 2], seed=1)
-        loader = Loader(g, sampler, np.arange(240), 80 // world_size, shuffle=True, strategy="ondemand")
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.5), []
+    sampler = NeighborSampler(g, fanouts, seed=1)
+    with Loader(g, sampler, np.arange(3 * STEP), STEP // n_batches, shuffle=True, strategy="ondemand") as loader:
         for _ in range(2):
-            for batch in loader:
-                n = len(batch.seeds)
-                loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
-                optimizer.zero_grad()
-                (loss * world_size / 80).backward()  # the group averages over ranks
+            for number, batch in enumerate(loader, 1):
+                loss = torch.nn.functional.cross_entropy(model(batch.x.double(), batch.blocks), batch.y, reduction="sum")
+                (loss * world_size / STEP).backward()  # the group averages over ranks
+                if number * world_size % n_batches:
+                    continue  # gradients add up
+                found.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
                 optimizer.step()
-    if not rank:
-        torch.save([each.detach() for each in model.parameters()], folder / f"of-{world_size}.pt")
+                optimizer.zero_grad()
+    assert len(found) == 6
+    return [*found, [each.detach().clone() for each in model.parameters()]]
 
 
-def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
-    """Two and four ranks of gloo, with batches of a half and a fourth, end with the parameters of one process."""
+def train(rank: int, world_size: int, folder: Path) -> None:
+    with group(rank, world_size, folder), featstore.open(folder / "g", memory="16MiB", threads=1) as g:
+        found = {name: trained(g, fanouts, world_size, world_size) for name, fanouts in FANOUTS.items()}
+    torch.save(found, folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_training_in_a_process_group(g: Any, tmp_path: Path, world_size: int) -> None:
+    """Each step's gradients, averaged by gloo, are those of one process; so are the parameters at the end.
+
+    Of whole lists the process has the step's seeds as one batch. Draws are keyed by a batch's number: to draw what the ranks
+    draw it has their batches, one after another.
+    """
     (tmp_path / "g").symlink_to(g.path)
-    found = {}
-    for n in (1, 2, 4):
-        (tmp_path / "store").unlink(missing_ok=True)
-        for status, printed in run_ranks(train, n, n, tmp_path):
-            assert status == 0, printed
-        found[n] = torch.load(tmp_path / f"of-{n}.pt", weights_only=True)
-    for n in (2, 4):
-        for one, other in zip(found[1], found[n], strict=True):
-            assert torch.allclose(one, other, rtol=0, atol=1e-9)
+    for status, printed in run_ranks(train, world_size, world_size, tmp_path):
+        assert status == 0, printed
+    expected = {"whole lists": trained(g, FANOUTS["whole lists"], 1), "drawn": trained(g, FANOUTS["drawn"], world_size)}
+    assert all(float(gradient.norm()) > 1e-3 for steps in expected.values() for gradients in steps for gradient in gradients)
+    for rank in range(world_size):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, steps in expected.items():
+            for one, other in zip(steps, found[name], strict=True):
+                torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
 def test_ranks_of_a_reordered_strategy(g: Any) -> None:
