@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,19 @@ import pytest
 import torch
 
 import featstore
-from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
+from featstore import (
+    EpochSampler,
+    Ginex,
+    LaborSampler,
+    LayerSampler,
+    Loader,
+    NeighborSampler,
+    OnDemand,
+    Packed,
+    ShadowSampler,
+    Streamed,
+    Superbatch,
+)
 from featstore.estimate.copies import CopySpeed
 from featstore.estimate.tablespeed import TableSpeed
 from featstore.ranks import ChosenByFirst
@@ -23,7 +36,7 @@ from featstore.storage.drive import DriveSpeed
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
-from tests.support.typed import academic
+from tests.support.typed import CITES, academic, check_batch
 
 pytestmark = [
     pytest.mark.shares_resources,
@@ -37,8 +50,18 @@ WAYS: dict[str, tuple[Any, Any]] = {
     "ondemand": (NeighborSampler, OnDemand(cache=0.1, policy="lru")),
     "superbatch": (NeighborSampler, Superbatch(length=3, cache=0.1)),
     "ginex": (LaborSampler, Ginex(length=4, cache=0.1)),
-    "streamed": (EpochSampler, Streamed(length=4, cache=0.1)),
+    "streamed": (partial(EpochSampler, window=5), Streamed(length=4, cache=0.1)),
     "auto": (NeighborSampler, "auto"),
+}
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "layer-wise": (LayerSampler, Superbatch(length=3, cache=0.1)),
+    "subgraphs": (ShadowSampler, OnDemand(cache=0.1, policy="lru")),
+    "disjoint": (partial(NeighborSampler, disjoint=True), Ginex(length=4, cache=0.1)),
+    "weights": (partial(NeighborSampler, weight="w"), Superbatch(length=3, cache=0.1)),
+    "edges": (partial(NeighborSampler, edges=True), Superbatch(length=3, cache=0.1)),
+    "edges of layers": (partial(LayerSampler, edges=True), OnDemand()),
+    "edges of subgraphs": (partial(ShadowSampler, edges=True), Superbatch(length=3, cache=0.1)),
+    "edges by LABOR": (partial(LaborSampler, edges=True), Ginex(length=4, cache=0.1)),
 }
 
 
@@ -47,15 +70,18 @@ def g(tmp_path_factory: Any) -> Any:
     rng = np.random.default_rng(0)
     pairs = np.stack([(N * rng.random(10 * N) ** 2).astype(np.int64), rng.integers(0, N, 10 * N)])
     x, folder = rng.standard_normal((N, 8)).astype(np.float32), tmp_path_factory.mktemp("g")
-    options: dict[str, Any] = {"features": {"x": x}, "node_data": {"y": np.arange(N) % 7}, "memory": "64MiB"}
+    w = rng.random(10 * N, dtype=np.float32)
+    options: dict[str, Any] = {"features": {"x": x}, "node_data": {"y": np.arange(N) % 7}, "edge_features": {"w": w}}
+    options |= {"memory": "64MiB", "progress": False}
     with featstore.OutOfCoreGraph.from_edge_index(folder / "g", pairs, N, **options) as opened:
         yield opened
 
 
 def epoch(g: Any, way: str, **options: Any) -> dict[int, Any]:
-    sampler, strategy = WAYS[way]
-    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
-    with Loader(g, draws, SEEDS, BATCH, labels=np.arange(len(SEEDS)), strategy=strategy, **options) as loader:
+    make, strategy = (WAYS | OPTIONS)[way]
+    sampler = make(g, [4, 3], seed=3)
+    options |= {"labels": np.arange(len(SEEDS)), "edge_features": ["w"] if sampler.edges else []}
+    with Loader(g, sampler, SEEDS, BATCH, strategy=strategy, **options) as loader:
         loader.set_epoch(1)
         found = list(loader)
         assert len(found) == len(loader)
@@ -66,7 +92,7 @@ def same(one: Any, other: Any) -> bool:
     return len(one._tensors()) == len(other._tensors()) and all(map(torch.equal, one._tensors(), other._tensors()))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS | OPTIONS)
 def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
     """All but the last step's, whose seeds are divided evenly; a rank's rows and labels are those of its seeds."""
     whole, ranks = epoch(g, way), [epoch(g, way, rank=rank, world_size=3) for rank in range(3)]
@@ -77,6 +103,9 @@ def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
             assert torch.equal(batch.x, torch.as_tensor(g.features["x"][batch.input_ids]))
             assert torch.equal(batch.y, batch.seed_positions)
             assert np.array_equal(SEEDS[batch.seed_positions.numpy()], batch.seeds.numpy())
+            assert len(batch.edge_features.get("w", ())) == (len(batch.blocks) if way.startswith("edges") else 0)
+            for rows, block in zip(batch.edge_features.get("w", ()), batch.blocks, strict=way.startswith("edges")):
+                assert torch.equal(rows, torch.as_tensor(g.edge_features["w"][block.edge_pos]))
     assert sorted(len(each[index].seeds) for each in ranks for index in each if index >= 30) == [11, 11, 12]
     seen = torch.cat([batch.seed_positions for each in ranks for batch in each.values()])
     assert sorted(seen.tolist()) == list(range(len(SEEDS)))
@@ -120,8 +149,8 @@ def test_where_others_go_on(g: Any) -> None:
 @pytest.mark.parametrize("n_done", [3, 1])
 def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done: int) -> None:
     """A loader has measured or profiled batches of epoch 0 whose step it then goes on within; the epoch after it is whole."""
-    sampler, strategy = WAYS[way]
-    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
+    make, strategy = WAYS[way]
+    draws = make(g, [4, 3], seed=3)
     options: dict[str, Any] = {"strategy": strategy, "labels": np.arange(len(SEEDS))}
     with Loader(g, draws, SEEDS, BATCH, **options, rank=0, world_size=1) as whole:
         state, order = whole.state_dict(), featstore.RandomBatches(SEEDS, BATCH).epoch(0)
@@ -173,13 +202,28 @@ def test_a_state_after_what_these_ranks_leave_out(g: Any) -> None:
         assert loader.state_dict()["epoch"] == 2
 
 
-def test_several_types(tmp_path: Path) -> None:
-    with academic(papers=600).create(tmp_path / "g") as g:
-        sampler, found = NeighborSampler(g, [3, 2]), list[int]()
-        for rank in range(2):
-            with Loader(g, sampler, ("author", np.arange(290)), 30, strategy="ondemand", rank=rank, world_size=2) as loader:
-                found += [int(i) for batch in loader for i in batch.seeds]
-        assert sorted(found) == list(range(290))
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
+def test_several_types(tmp_path: Path, strategy: str) -> None:
+    """Nodes, edges, rows and labels of each type are those of one process, but for the last step."""
+    arrays = academic(papers=600).draw("x", 5, author=4)
+    arrays.edge_features[CITES] = {"w": np.random.default_rng(6).random((arrays.edges[CITES].shape[1], 2), np.float32)}
+    found, whole, seeds = list[int](), dict[int, Any](), ("author", np.random.default_rng(7).permutation(300)[:290])
+    with arrays.create(tmp_path / "g") as g:
+        options: dict[str, Any] = {"strategy": strategy, "edge_features": ["w"]}
+        sampler = NeighborSampler(g, [3, 2], seed=3, edges=True)
+        for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+            with Loader(g, sampler, seeds, 30, **options, rank=rank, world_size=world_size) as loader:
+                for batch in loader:
+                    check_batch(arrays, batch, edges=True)
+                    assert set(batch.features["x"]) == {"paper", "author"}
+                    assert set(batch.edge_features["w"][0]) == {CITES}
+                    if world_size == 1:
+                        whole[batch.index] = batch
+                    else:
+                        found += [int(i) for i in batch.seeds]
+                        assert batch.index >= 8 or same(batch, whole[batch.index])
+        assert sorted(found) == sorted(seeds[1])
+        assert sorted(whole) == list(range(10))
 
 
 def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
