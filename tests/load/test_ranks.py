@@ -111,27 +111,44 @@ def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
     assert sorted(seen.tolist()) == list(range(len(SEEDS)))
 
 
-def test_where_others_go_on(g: Any) -> None:
-    """A state of three ranks goes on with two, whose first step divides what is left of one; and with one."""
-    sampler = NeighborSampler(g, [3, 2], seed=1)
+@pytest.fixture(scope="module")
+def thirty(g: Any) -> str:
+    """The name of parts that are kept with their lists."""
+    featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)
+    return "thirty"
+
+
+@pytest.mark.parametrize("way", ["random", "parts"])
+def test_where_others_go_on(g: Any, thirty: str, way: str) -> None:
+    """A state of three ranks goes on with two, whose first step divides what is left of one; with one; and with four.
+
+    Batches of steps that are not divided are those of one process, also where they are of parts.
+    """
+    sampler, batches = NeighborSampler(g, [3, 2], seed=1), featstore.RandomBatches(SEEDS, BATCH)
+    if way == "parts":
+        batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts=thirty, macro=4)
+    strategy = Superbatch(length=3, cache=0.1) if way == "parts" else "ondemand"
 
     def loaders(n: int) -> list[Loader]:
-        return [Loader(g, sampler, SEEDS, BATCH, strategy="ondemand", rank=rank, world_size=n) for rank in range(n)]
+        return [Loader(g, sampler, batches, strategy=strategy, rank=rank, world_size=n) for rank in range(n)]
 
+    with loaders(1)[0] as alone:
+        whole = {batch.index: batch for batch in alone}
     three, seen = loaders(3), list[int]()
     for loader in three:
-        batches = iter(loader)
-        seen += [int(i) for _ in range(5) for i in next(batches).seed_positions]
+        running = iter(loader)
+        seen += [int(i) for _ in range(5) for i in next(running).seed_positions]
     states = [loader.state_dict() for loader in three]
     assert states[0] == states[1] == states[2]
     assert states[0]["batch"] == 15
-    for n in (1, 2):
+    for n in (1, 2, 4):
         rest = list(seen)
         for loader in loaders(n):
             loader.load_state_dict(states[0])
             assert loader.state_dict() == states[0]
             for number, batch in enumerate(loader):
                 rest += batch.seed_positions.tolist()
+                assert batch.index // n in (15 // n if 15 % n else -1, 30 // n) or same(batch, whole[batch.index])
                 if not number and n == 2:
                     assert len(batch.seeds) == BATCH // 2
                 if not number:
@@ -164,10 +181,9 @@ def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done:
     assert sorted(seen) == sorted(after) == list(range(len(SEEDS)))
 
 
-def test_parts_and_a_history(g: Any) -> None:
+def test_parts_and_a_history(g: Any, thirty: str) -> None:
     """Macro-batches and their lists serve the ranks' batches; a history is that of its rank."""
-    featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)
-    batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts="thirty")
+    batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts=thirty)
     sampler, found = NeighborSampler(g, [4, 3], seed=3), {}
     with Loader(g, sampler, batches, strategy="superbatch", rank=0, world_size=1) as loader:
         whole = {batch.index: batch for batch in loader}
