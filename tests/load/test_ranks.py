@@ -384,6 +384,11 @@ def test_ranks_of_a_reordered_strategy(g: Any) -> None:
         with Loader(g, NeighborSampler(g, [2]), SEEDS[:800], 40, **{**options, "rank": 0, "world_size": 4}) as other:
             refuses(ValueError, "world_size", lambda other=other, state=state: other.load_state_dict(state))
     assert orders == {(0, 1): list(range(19, -1, -1)), (0, 2): list(range(18, -1, -2)), (1, 2): list(range(19, -1, -2))}
+    few: dict[str, Any] = {"strategy": Backwards(), "rank": 0}
+    with Loader(g, NeighborSampler(g, [2]), SEEDS[:200], 40, **few, world_size=3) as three:
+        with Loader(g, NeighborSampler(g, [2]), SEEDS[:200], 40, **few, world_size=4) as four:
+            assert len(three) == len(four) == 2
+            refuses(ValueError, "world_size", lambda: four.load_state_dict(three.state_dict()))
 
 
 def choose_by_drive(rank: int, folder: Path) -> None:
