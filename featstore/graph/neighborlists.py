@@ -268,13 +268,18 @@ class NeighborLists:
         edges: bool = False,
         allocate: Allocate = private_array,
     ) -> NeighborCache:
-        """Make a cache by scores; a view's holds lists of its part alone, so never the whole adjacency."""
+        """Make a cache by scores; a view's holds lists of its part alone, so never the whole adjacency, and asks for no other."""
+        topology, part = self._adjacency.topology, self._graph.own_part
+        only = None if part is None or self._adjacency.list_words() is None else part.has_list
+        n_bytes = min(n_bytes, self.most_bytes(edges))
+        return NeighborCache.build(topology, budget, scores, n_bytes, scratch, note, edges=edges, allocate=allocate, only=only)
+
+    def most_bytes(self, edges: bool = False) -> int:
+        """Count the bytes of a cache of all lists that the graph has, with numbers of edges for ``edges``."""
         topology, words = self._adjacency.topology, self._adjacency.list_words()
-        if words is not None:
-            entry = NeighborCache.entry_bytes(topology, edges)
-            n_bytes = min(n_bytes, huge_bytes(8 * topology.num_lists) + 2 * PAGE_BYTES + words * entry)
-        options: dict[str, Any] = {"edges": edges, "allocate": allocate, "may_be_whole": words is None}
-        return NeighborCache.build(topology, budget, scores, n_bytes, scratch, note, **options)
+        if words is None:
+            return NeighborCache.whole_bytes(topology, edges)
+        return huge_bytes(8 * topology.num_lists) + 2 * PAGE_BYTES + words * NeighborCache.entry_bytes(topology, edges)
 
     def drop(self) -> None:
         """Drop the cache, end its loan and free its memory."""

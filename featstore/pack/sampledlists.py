@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from featstore.config import format_size
 from featstore.errors import BudgetError
-from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.plan.samples import sample_bytes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.sampledbatches import Drawn
@@ -31,8 +30,10 @@ def table_bytes(topology: Topology) -> int:
     return huge_bytes(8 * topology.num_lists)
 
 
-def worth_keeping(topology: Topology, room: int, n_lists: int, *, numbered: bool, in_sequence: bool = False) -> tuple[int, str]:
+def worth_keeping(whole: int, table: int, room: int, n_lists: int, *, in_sequence: bool = False) -> tuple[int, str]:
     """Compute the bytes of neighbour lists that are worth keeping in ``room`` bytes for ``n_lists`` reads of one.
+
+    ``whole`` are the bytes of all lists, ``table`` those of the table of a part of them.
 
     Returns
     -------
@@ -41,12 +42,11 @@ def worth_keeping(topology: Topology, room: int, n_lists: int, *, numbered: bool
     str
         Why there are none; empty otherwise.
     """
-    whole = NeighborCache.whole_bytes(topology, numbered)
     n_bytes = min(whole, int(_MOST * max(0, room)))
     beside = f"they take {format_size(whole)}, and {format_size(max(0, room))} are left"
     if n_bytes < whole and in_sequence:
         return 0, f"on the drive, read in sequence: {beside}"
-    if n_bytes < whole and n_bytes - table_bytes(topology) < _LEAST * whole:
+    if n_bytes < whole and n_bytes - table < _LEAST * whole:
         return 0, f"on the drive: {beside}"
     if n_lists * PAGE_BYTES < n_bytes:
         return 0, f"on the drive: less is read of them than the {format_size(n_bytes)} that they would take"
@@ -70,8 +70,9 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     n_lists = epochs * len(drawn) * sum(block.n_dst for block in sampled.blocks)
     beside = _SAMPLING * (at_once + 2) * sample_bytes(sampled, g.num_nodes)
     del sampled
-    n_bytes, _ = worth_keeping(g.topology, g.budget.available - beside, n_lists, numbered=sampler.edges)
     lists = g.neighbor_lists
+    whole, table = lists.most_bytes(sampler.edges), table_bytes(g.topology)
+    n_bytes, _ = worth_keeping(whole, table, g.budget.available - beside, n_lists)
     is_ours = False
     try:
         with g.locked():

@@ -120,7 +120,7 @@ class Auto(Strategy):
             decision = _default(context, planning, 0, (), "no memory for two batches")
             return AutoRunner(self._chosen(decision, cache, pack).run(context), decision)
         if may_keep_lists(context):
-            of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED))
+            of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED), context.batch)
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
             pack_rows: tuple[int, ...] = ()

@@ -75,7 +75,7 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     if size is None or not nodes.stores or not nodes.n:
         return {}, prefetch
     if size != "auto":
-        return nodes.divided(size, policy, context.budget.available + context.budget.on_loan), prefetch
+        return nodes.divided(size, policy, context.budget.available + context.budget.on_loan, memory.batch), prefetch
     room, claimed = room_for_caches(context)
     spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
     if not nodes.fitting(spare, policy):

@@ -153,11 +153,11 @@ class Domain:
 
     # -- sizes
 
-    def sizes(self, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:
+    def sizes(self, size: int | float | str | None, policy: Policy | None, batch: BatchSize | None = None) -> dict[str, int]:
         """Compute the bytes of each feature's cache; ``size`` is bytes for all caches, or a share of the rows.
 
-        All caches get the same rows. Empty if nothing is to be cached. ``policy`` manages the caches; None: they follow plans.
-        Whether the caches fit in memory is not checked.
+        They are divided as :meth:`divided` does. Empty if nothing is to be cached. ``policy`` manages the caches; None: they
+        follow plans. Whether the caches fit in memory is not checked.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class Domain:
         """
         if size is None or not self.n or not self.stores:
             return {}
-        return self.divided(size, policy, 1 << 62)
+        return self.divided(size, policy, 1 << 62, batch)
 
     def divided(
         self, size: int | float | str, policy: Policy | None, room: int, batch: BatchSize | None = None

@@ -9,7 +9,6 @@ from featstore.errors import BudgetError
 from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.cost import random_read_s
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.pack.sampledlists import table_bytes, worth_keeping
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.hops import HopSampler
@@ -129,8 +128,8 @@ def keep_lists(context: Context, caches: int, epochs: int, *, estimated: bool = 
     graph, numbered = _drawn_from(context)
     memory = Memory(context, plans=True)  # the strategy is not chosen yet: one with plans takes more memory
     room = max(0, memory.left_for_caches(room_for_caches(context)[0], context.prefetch)[0] - caches)
-    whole, n_lists = NeighborCache.whole_bytes(graph.topology, numbered), epochs * len(context.batches) * lists_of(memory.batch)
-    n_bytes, why = worth_keeping(graph.topology, room, n_lists, numbered=numbered, in_sequence=_in_sequence(context))
+    whole, n_lists = graph.neighbor_lists.most_bytes(numbered), epochs * len(context.batches) * lists_of(memory.batch)
+    n_bytes, why = worth_keeping(whole, table_bytes(graph.topology), room, n_lists, in_sequence=_in_sequence(context))
     are_few = n_bytes <= FEW * room
     if not (why or estimated or are_few) and _in_sequence(context):
         why = f"on the drive, read in sequence: they would take {format_size(n_bytes)} of {format_size(room)}"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from featstore.budget import MemoryReport
-from featstore.config import format_size
+from featstore.config import format_size, parse_size
 from featstore.errors import BudgetError
 from featstore.estimate.batchsize import REUSE, BatchSize, larger, measure, most_of, pooled_bytes
 from featstore.gather.buffers import HOLDER
@@ -32,6 +32,7 @@ __all__ = [
     "WINDOWS",
     "Memory",
     "ask",
+    "ask_of_bytes",
 ]
 
 # Holders: their names in the budget's report.
@@ -99,6 +100,18 @@ def ask(
         most = replace(context, batch=most_of(context.graph, context.batches, context.nodes.stores))
         raise Memory(most, needs, caches, plans=plans).too_small(error) from None
     return context, Memory(context, needs, caches, plans=plans)
+
+
+def ask_of_bytes(context: Context, size: int | float | str | None) -> Context:
+    """Measure the loader's first batch if caches of ``size`` are divided by what it asks for, and it is not measured.
+
+    They are if ``size`` is in bytes, and features have different rows. The caches that these have are dropped then, as others
+    will replace them. Raises as :func:`ask`.
+    """
+    if context.batch is not None or not context.nodes.is_mixed or not isinstance(size, (int, str)) or size == "auto":
+        return context
+    context.nodes.drop_caches()
+    return ask(context, caches=parse_size(size))[0]
 
 
 class Memory:

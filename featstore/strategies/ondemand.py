@@ -38,7 +38,7 @@ from featstore.strategies.caches import (
 )
 from featstore.strategies.context import Context
 from featstore.strategies.lists import with_lists
-from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
+from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask, ask_of_bytes
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
 
@@ -103,7 +103,8 @@ class OnDemand(Strategy):
             context.nodes.of(own).drop_caches()
         if of_edges:
             context.edges.drop_caches()
-        of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy))
+        context = ask_of_bytes(context, cache)
+        of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(self.policy), context.batch)
         caches = sum(of_nodes.values()) + sum(of_edges.values())
         context = with_lists(context, caches)
         shares = cache is not None or bool(of_edges) or context.divide is not None

@@ -53,7 +53,7 @@ from featstore.strategies.context import Context
 from featstore.strategies.domain import Domain
 from featstore.strategies.lists import with_lists
 from featstore.strategies.lookahead import degree_bytes, look_ahead, rows_in_memory
-from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask
+from featstore.strategies.memory import AHEAD, FRACTIONS, PACKING, WINDOWS, Memory, ask, ask_of_bytes
 from featstore.strategies.options import option, policy_of
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
@@ -144,6 +144,7 @@ class Streamed(Superbatch):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
+        context = ask_of_bytes(context, self.cache)
         planning, profile, why = self.planning(context), None, ""
         if self.length != "auto" or context.chosen.profile_bytes:
             return run_planned(self, context, planning)

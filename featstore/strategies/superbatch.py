@@ -43,7 +43,7 @@ from featstore.strategies.cachefilling import CacheFilling
 from featstore.strategies.caches import ClaimedCaches, size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.lists import with_lists
-from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask
+from featstore.strategies.memory import PLANNER, SAMPLED_AHEAD, Memory, ask, ask_of_bytes
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -144,6 +144,7 @@ class Superbatch(Strategy):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
+        context = ask_of_bytes(context, self.cache)
         return run_planned(self, context, self.planning(context))
 
     def runner(self) -> type[SuperbatchRunner]:
@@ -163,11 +164,12 @@ class Superbatch(Strategy):
 
     def cache_bytes(self, context: Context, planning: Planning) -> int:
         """Compute the bytes of the caches whose size was given, those of edge features included."""
-        of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy)
+        of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy, context.batch)
         return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_rows).values())
 
     def foreseen(self, context: Context) -> Length:
         """See :class:`~featstore.Strategy`."""
+        context = ask_of_bytes(context, self.cache)
         _, memory, sizes = self.asked(context, self.planning(context))
         return sizes.foreseen(memory)
 
@@ -180,7 +182,8 @@ class Superbatch(Strategy):
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
         planning = replace(planning, policies=policies)
         if self.cache != "auto":
-            planning = replace(planning, capacity=context.nodes.capacity(context.nodes.sizes(self.cache, planned), planned))
+            rows = context.nodes.sizes(self.cache, planned, context.batch)
+            planning = replace(planning, capacity=context.nodes.capacity(rows, planned))
         sizes = context.edges.sizes(self.edge_cache, None)
         if not any(sizes.values()):
             return planning

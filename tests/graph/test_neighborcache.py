@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,11 +22,14 @@ from featstore.cache.in_out_ratio import InOutRatio
 from featstore.config import format_size
 from featstore.errors import BudgetError, PluginError
 from featstore.graph.neighbors.listscores import scores_by_degrees, scoring_bytes
-from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.graph.neighbors.neighborcache import NeighborCache, lists_block_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.storage.pagestream import arena_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.topology.base import huge_bytes
+from featstore.topology.edgeids import EdgeIds
+from featstore.topology.liststream import WINDOW_DIVISOR
 from featstore.topology.prefix import write_prefix
 from tests.storage.test_sections import altered
 from tests.support.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
@@ -246,6 +250,72 @@ def test_a_policy_that_fails_on_a_piece_is_named() -> None:
     write = scores_by_degrees(Fails(), g.topology, cast(RowFile, ArrayFile(np.ones(3000, np.int64))), g.types)
     refuses(PluginError, r"Fails.*is NaN", lambda: NeighborCache.build(g.topology, g.budget, write, 30_000, scratch))
     assert (g.budget.used, scratch.used) == (held, 0)
+
+
+@pytest.mark.parametrize("block_bytes", [2 * 4096, 64 * 4096])
+@pytest.mark.parametrize(("share", "id_bytes"), covering([0.0, 0.1, 0.5, 1.0], [4, 8]))
+def test_lists_of_some_nodes_alone(share: float, id_bytes: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the allowed nodes with the best scores, one of them longer than a block; no other list is asked for."""
+    lists = random_graph(3000, 12, seed=8, id_bytes=id_bytes)
+    rng, long = np.random.default_rng(1), 1234
+    indices = np.insert(lists.indices, lists.indptr[long], rng.integers(0, 3000, 5000))
+    indptr = lists.indptr.copy()
+    indptr[long + 1 :] += 5000
+    g = ArrayGraph(indptr, indices.astype(lists.indices.dtype))
+    g.topology.edge_ids = EdgeIds(cast(RowFile, ArrayFile(rng.permutation(len(indices)).astype(np.int32))))
+    allowed, scores = rng.random(3000) < 0.4, rng.random(3000)
+    allowed[long], scores[long] = True, 2
+    scores[~allowed] = -np.inf
+    asked, real = [], g.topology.lists
+    monkeypatch.setattr(g.topology, "lists", lambda nodes, n_bytes: (asked.append(nodes), real(nodes, block_bytes))[1])
+    for edges in (False, True):
+        entry = id_bytes + 4 * edges
+        n_bytes = huge_bytes(8 * 3000) + 3 * 4096 + int(share * entry * (indptr[1:] - indptr[:-1] + 1)[allowed].sum())
+        cache = NeighborCache.build(
+            g.topology, Budget(n_bytes), scores, scratch=Budget(1 << 20), edges=edges, only=lambda a, b: allowed[a:b]
+        )
+        assert cache.offset_of_node is not None
+        kept = np.flatnonzero(cache.offset_of_node >= 0)
+        assert allowed[kept].all()
+        assert len(kept) == cache.n_cached
+        assert share < 1 or len(kept) == allowed.sum()
+        assert not len(kept) or scores[kept].min() >= scores[np.setdiff1d(np.flatnonzero(allowed), kept)].max(initial=-np.inf)
+        assert (share >= 0.5) == (long in kept)
+        for node in kept.tolist():
+            at, own = int(cache.offset_of_node[node]), slice(int(indptr[node]), int(indptr[node + 1]))
+            assert cache.records[at] == own.stop - own.start
+            np.testing.assert_array_equal(cache.records[at + 1 : at + 1 + cache.records[at]], indices[own])
+            if edges:
+                assert cache.edge_ids is not None
+                numbers = np.empty(own.stop - own.start, np.int32)
+                g.topology.edge_ids.read(own.start, numbers)
+                np.testing.assert_array_equal(cache.edge_ids[at + 1 : at + 1 + len(numbers)], numbers)
+    assert allowed[np.concatenate([np.empty(0, np.int64), *asked])].all()
+
+
+@pytest.mark.parametrize("topology", ["csc", "chunked"])
+@pytest.mark.parametrize("n", [3000, 100_000])
+def test_what_lists_of_some_nodes_hold_is_counted(n: int, topology: str, tmp_path: Path) -> None:
+    """As above, of files: beside arrays that tracemalloc sees, there is the window of a stream."""
+    made = random_graph(n, 30, seed=4)
+    scores, counts = np.random.default_rng(1).integers(0, 9, n), np.random.default_rng(2).random(n) < 0.5
+    path, options = tmp_path / "g", {"chunk_bytes": 1 << 16} if topology == "chunked" else {}
+    featstore.OutOfCoreGraph.create(path, made.indptr, made.indices, topology=topology, **options, progress=False).close()
+    with featstore.open(path, memory="64MiB") as g:
+        in_memory = g.topology.resident_offsets is not None
+        scratch_bytes = NeighborCache.scratch_bytes(n, g.topology.nbytes, in_memory=in_memory)
+        n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
+        budget, scratch = Budget(n_bytes), Budget(scratch_bytes)
+        tracemalloc.start()
+        try:
+            cache = NeighborCache.build(g.topology, budget, scores, scratch=scratch, only=lambda a, b: counts[a:b])
+            held = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        window = arena_bytes(WINDOW_DIVISOR * lists_block_bytes(g.topology))
+        assert held + window < scratch_bytes + 20_000
+        assert 0 < cache.n_cached < n
+        cache.close()
 
 
 @pytest.mark.parametrize("n", [3000, 100_000])

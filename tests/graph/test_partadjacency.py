@@ -397,9 +397,15 @@ def test_packs_and_caches_on_views(g: Any, made: SimpleNamespace, tmp_path: Path
         assert load(view, strategy=featstore.OnDemand(cache="30%", policy=policy)) == whole
 
 
-@pytest.mark.usefixtures("no_kept_lists")  # or most would be in memory
-def test_lists_read_outside_the_part(g: Any, made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, whatever is drawn: the list of each edge that is read is the part's."""
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_lists_read_outside_the_part(
+    g: Any, made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kept: bool, strategy: str
+) -> None:
+    """None, whatever is drawn, and where loaders keep lists in memory: the list of each edge that is read is the part's."""
+    if not kept:
+        request.getfixturevalue("no_kept_lists")
+    monkeypatch.setattr("featstore.pack.sampledlists.PAGE_BYTES", 1 << 20)  # as for a longer epoch
     read: list[np.ndarray] = []
     topology = g.topology
     real, real_lists = topology.read_edges, topology.lists
@@ -412,18 +418,27 @@ def test_lists_read_outside_the_part(g: Any, made: SimpleNamespace, monkeypatch:
         read.append(nodes.copy())
         return real_lists(nodes, *args)
 
+    def never(*args: Any) -> Any:
+        raise AssertionError("all lists are read")
+
     ends = np.cumsum([len(each) for each in made.lists])
     monkeypatch.setattr(topology, "read_edges", read_edges)
     monkeypatch.setattr(topology, "lists", lists)
+    for name in ("blocks", "scan"):
+        monkeypatch.setattr(topology, name, never)
+    has_kept = False
     for rank in range(K):
         view = g.part(rank)
         for name in SAMPLERS:
             read.clear()
-            with rank_loader(view, g.parts()[NAME], rank, name, "ondemand") as loader:
+            with rank_loader(view, g.parts()[NAME], rank, name, strategy) as loader:
                 digests(loader)
+                has_kept = has_kept or view.neighbor_cache is not None
+            view.neighbor_lists.drop()
             there = np.unique(np.concatenate(read))
             assert len(there)
             assert (made.hop_of[rank][there] < 2).all(), f"{name} of part {rank}"
+    assert has_kept == kept
 
 
 def test_ranks_have_their_own_parts(g: Any) -> None:

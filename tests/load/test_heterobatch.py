@@ -314,17 +314,29 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
     assert stats["rows"] == sum(stats["hits"].values()) == whole
 
 
-@pytest.mark.parametrize("strategy", [OnDemand(), Superbatch(length=8), Ginex(length=8), Streamed(length=8)])
-def test_memory_goes_where_it_is_asked_for(tmp_path: Path, strategy: Any) -> None:
-    """Of institutions, which are few and in every batch, a larger share is in memory than of papers."""
+MADE: list[tuple[Any, dict[str, Any]]] = [
+    (OnDemand, {}),
+    (OnDemand, {"policy": "lru"}),
+    *((each, {"length": 8}) for each in (Superbatch, Ginex, Streamed)),
+    (Streamed, {}),
+]
+SIZED = [*((*each, "auto") for each in MADE[:-1]), *((*each, "2MiB") for each in MADE)]
+
+
+@pytest.mark.parametrize(("make", "options", "size"), SIZED)
+def test_memory_goes_where_it_is_asked_for(tmp_path: Path, make: Any, options: dict[str, Any], size: str) -> None:
+    """Of institutions, which are few and in every batch, a larger share is in memory than of papers; bytes given are kept."""
+    strategy = make(cache=size, **options)
     graph = academic(papers=20_000).draw("x", 4, paper=128, institution=64)
-    with graph.create(tmp_path / "g", memory="10MiB") as g:
+    with graph.create(tmp_path / "g", memory="10MiB" if size == "auto" else "64MiB") as g:
         sampler, shares = NeighborSampler(g, [4, 4, 2]), dict[str, float]()
         with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
             for batch in loader:
                 check_batch(graph, batch, edges=False)
                 found = {name: store.cache.capacity / len(store) for name, store in g.columns.items()}
                 shares = {name: max(shares.get(name, 0.0), share) for name, share in found.items()}
+                held = sum(store.cache.nbytes for store in g.columns.values())
+                assert size == "auto" or held <= 2 << 20
             assert 0 < 1.5 * shares["paper/x"] < shares["institution/x"]
 
 

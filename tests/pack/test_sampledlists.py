@@ -104,18 +104,18 @@ def test_auto_keeps_the_lists_that_it_counts_on(wide: SimpleNamespace) -> None:
 def test_how_many_are_worth_it(wide: SimpleNamespace) -> None:
     with featstore.open(wide.path, memory="64MiB") as g:
         whole, table, often = NeighborCache.whole_bytes(g.topology), table_bytes(g.topology), 1 << 20
-        assert worth_keeping(g.topology, 2 * whole, often, numbered=False) == (whole, "")
-        assert worth_keeping(g.topology, 2 * whole, whole // 4096 - 1, numbered=False)[0] == 0
-        n_bytes, why = worth_keeping(g.topology, whole // 2, often, numbered=False)
+        assert worth_keeping(whole, table, 2 * whole, often) == (whole, "")
+        assert worth_keeping(whole, table, 2 * whole, whole // 4096 - 1)[0] == 0
+        n_bytes, why = worth_keeping(whole, table, whole // 2, often)
         assert n_bytes == int(7 / 8 * (whole // 2))
         assert not why
-        n_bytes, why = worth_keeping(g.topology, whole // 2, often, numbered=False, in_sequence=True)
+        n_bytes, why = worth_keeping(whole, table, whole // 2, often, in_sequence=True)
         assert n_bytes == 0
         assert "read in sequence" in why
-        n_bytes, why = worth_keeping(g.topology, table + whole // 8, often, numbered=False)
+        n_bytes, why = worth_keeping(whole, table, table + whole // 8, often)
         assert n_bytes == 0
         assert "are left" in why
-        assert worth_keeping(g.topology, -5, often, numbered=False)[0] == 0
+        assert worth_keeping(whole, table, -5, often)[0] == 0
 
 
 def test_two_packs_sampled_at_once_hold_no_lists_in_the_end(wide: SimpleNamespace, tmp_path: Path) -> None:

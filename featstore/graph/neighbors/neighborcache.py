@@ -22,7 +22,7 @@ from featstore.topology import prefix
 from featstore.topology.base import BLOCK_BYTES, Topology, huge_bytes
 from featstore.topology.edgeids import EdgeIds
 
-__all__ = ["NeighborCache"]
+__all__ = ["NeighborCache", "lists_block_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,6 +30,7 @@ _CHUNK_NODES = 1 << 16  # nodes handled at once if that takes temporary arrays
 _READ_EDGES = 1 << 20  # edges whose numbers are read at once into their place
 _PIECE_BYTES = 32  # for each node whose offset is read
 _SCRATCH_DIVISOR = 64  # scratch is this part of the file, within fixed limits
+_LISTS_DIVISOR = 16  # of it, a block of some lists: their places, their numbers and the window of reads take the rest
 
 
 class NeighborCache:
@@ -101,7 +102,7 @@ class NeighborCache:
         *,
         edges: bool = False,
         allocate: Allocate = private_array,
-        may_be_whole: bool = True,
+        only: Callable[[int, int], npt.NDArray[np.bool_]] | None = None,
     ) -> NeighborCache:
         """Load the whole adjacency if it fits; else the longest prefix that fits of lists by descending score, ascending node.
 
@@ -124,8 +125,9 @@ class NeighborCache:
             Keep the numbers of the lists' edges beside them, if the topology has a file of numbers.
         allocate : callable
             Makes each array, ``allocate(name, n, dtype)``, by the name of its attribute.
-        may_be_whole : bool
-            Load the whole adjacency if it fits; otherwise scores choose in any case.
+        only : callable, optional
+            ``only(first, stop)`` tells of which of the nodes ``first … stop - 1`` lists may be in memory: scores choose in any
+            case, and no other list is asked for.
 
         Raises
         ------
@@ -140,7 +142,7 @@ class NeighborCache:
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
         table_bytes = huge_bytes(topology.num_lists * 8)
         whole_bytes = cls.whole_bytes(topology, edges)
-        if may_be_whole and whole_bytes <= limit:
+        if only is None and whole_bytes <= limit:
             return cls._whole(topology, budget, note, edges, allocate)
         in_memory = topology.resident_offsets is not None
         width = cls.entry_bytes(topology, edges) - topology.id_bytes  # bytes of an edge's number; 0 if numbers are not kept
@@ -167,20 +169,11 @@ class NeighborCache:
             n_records = prefix.write_prefix(topology, np.asarray(scores), room, entry_bytes, offset_of_node, note)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
             records = allocate("records", n_records, topology.id_dtype)
-            edge_ids = None
-            if edges:
-                numbers = _numbers_of(topology)
-                edge_ids = allocate("edge_ids", n_records, numbers.dtype)
-                buffer = np.empty(max(1, _buffer_bytes(numbers_bytes) // width), numbers.dtype)
-            for block in topology.blocks(_block_bytes(topology.nbytes)):
-                places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
-                _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
-                note(block.ids.nbytes)
-                if edge_ids is not None:
-                    node = 0
-                    for first, ids in numbers.pieces(block.first_edge, block.first_edge + len(block.ids), buffer):
-                        node = _core.fill_records(ids, first, block.offsets, places, node, edge_ids, width)
-                        note(ids.nbytes)
+            edge_ids = allocate("edge_ids", n_records, _numbers_of(topology).dtype) if edges else None
+            if only is None:
+                _fill(topology, offset_of_node, records, edge_ids, note)
+            else:
+                _fill_some(topology, only, offset_of_node, records, edge_ids, note)
         return cls(topology, records, offset_of_node, held, None, edge_ids)
 
     @classmethod
@@ -363,6 +356,66 @@ def _count_kept(offset_of_node: Int64s) -> int:
     return sum(int(np.count_nonzero(offset_of_node[first : first + _CHUNK_NODES] >= 0)) for first in firsts)
 
 
+def _fill(
+    topology: Topology,
+    offset_of_node: Int64s,
+    records: npt.NDArray[Any],
+    edge_ids: npt.NDArray[Any] | None,
+    note: Callable[[int], None],
+) -> None:
+    """Fill the records, and the numbers of their edges, in one pass over all lists."""
+    if edge_ids is not None:
+        width = edge_ids.itemsize
+        buffer = np.empty(max(1, _buffer_bytes(topology.num_edges * width) // width), edge_ids.dtype)
+    for block in topology.blocks(_block_bytes(topology.nbytes)):
+        places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
+        _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
+        note(block.ids.nbytes)
+        if edge_ids is not None:
+            node = 0
+            for first, ids in _numbers_of(topology).pieces(block.first_edge, block.first_edge + len(block.ids), buffer):
+                node = _core.fill_records(ids, first, block.offsets, places, node, edge_ids, width)
+                note(ids.nbytes)
+
+
+def _fill_some(
+    topology: Topology,
+    only: Callable[[int, int], npt.NDArray[np.bool_]],
+    offset_of_node: Int64s,
+    records: npt.NDArray[Any],
+    edge_ids: npt.NDArray[Any] | None,
+    note: Callable[[int], None],
+) -> None:
+    """Fill the records of the nodes that ``only`` allows, and ask for no other list; other nodes get no record."""
+    step = max(1, prefix.piece_nodes(topology.num_lists) // 2)
+    block_bytes = lists_block_bytes(topology)
+    for first in range(0, topology.num_lists, step):
+        places = offset_of_node[first : first + step]
+        places[~only(first, first + len(places))] = -1
+        nodes = np.flatnonzero(places >= 0) + first
+        for block in topology.lists(nodes, block_bytes) if len(nodes) else ():
+            places_of = offset_of_node[nodes[block.where]]
+            _fill_lists(block.ids, block.at, block.degree, places_of, records)
+            low = np.maximum(block.at, 0)
+            counts = np.minimum(block.at + block.degree, len(block.ids)) - low
+            note(int(counts.sum()) * topology.id_bytes)
+            if edge_ids is not None:
+                ends, skipped = np.cumsum(counts), low - block.at
+                starts, _ = topology.offsets(nodes[block.where])
+                numbers = np.arange(int(ends[-1]) if len(ends) else 0)
+                numbers += np.repeat(starts + skipped - (ends - counts), counts)
+                _numbers_of(topology).replace(numbers, np.empty)
+                _fill_lists(numbers.astype(edge_ids.dtype), ends - counts - skipped, block.degree, places_of, edge_ids)
+                note(len(numbers) * edge_ids.itemsize)
+
+
+def _fill_lists(ids: npt.NDArray[Any], at: Int64s, degree: Int64s, places: Int64s, records: npt.NDArray[Any]) -> None:
+    """Fill the records of lists that begin at ``at`` in ``ids``, and may reach beyond them on both sides."""
+    offsets, of = np.stack([at, at + degree], axis=1).reshape(-1), np.full(max(0, 2 * len(at) - 1), -1)
+    of[::2] = places  # between two lists is what nobody asked for, as the list of a node without a record
+    _core.fill_records(ids, 0, offsets[: len(of) + 1], of, 0, records, records.itemsize)
+
+
 def _numbers_of(topology: Topology) -> EdgeIds:
     assert topology.edge_ids is not None
     return topology.edge_ids
@@ -371,6 +424,11 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 def _block_bytes(n_bytes: int) -> int:
     """Count the bytes that a scan of ``n_bytes`` of ids holds while records are filled."""
     return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_DIVISOR)))
+
+
+def lists_block_bytes(topology: Topology) -> int:
+    """Choose the size of two blocks for reading some lists within what :meth:`NeighborCache.scratch_bytes` counts."""
+    return max(2 * PAGE_BYTES, _block_bytes(topology.nbytes) // _LISTS_DIVISOR // PAGE_BYTES * PAGE_BYTES)
 
 
 def _buffer_bytes(n_bytes: int) -> int:
