@@ -122,8 +122,8 @@ def training(
     Notes
     -----
     A checkpoint has the states of the model, the optimizer and the loader, without pickle. The states may hold tensors, numbers,
-    texts, mappings and sequences. It has no random state: a model that draws, as dropout does, goes on with other draws. It has no
-    :class:`~featstore.History`, which begins empty.
+    texts, mappings and sequences. It has no random state: a model that draws, as dropout does, goes on with other draws.
+    Nor has it a :class:`~featstore.History`, which begins empty.
     """
     _check_path(path)
     for name, each in {"setup": setup, "loss": loss}.items():
