@@ -449,10 +449,11 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training: the epoch and the batch after the last one delivered, of all ranks together.
 
-        It is the same on all ranks, and goes on with any number of them. A loader with the same seeds and options continues
-        there after :meth:`load_state_dict`; its next ``for`` loop runs the rest of the epoch. Batches that were only made
-        ahead do not count, nor does an iterator whose first batch was not asked for. With several running iterators, the
-        position is that of the last one begun.
+        It is the same on all ranks, and goes on with any number of them; of a pack, of :class:`~featstore.PartBatches`, and of a
+        strategy that runs batches in another order, with as many. A loader with the same seeds and options continues there
+        after :meth:`load_state_dict`; its next ``for`` loop runs the rest of the epoch. Batches that were only made ahead do
+        not count, nor does an iterator whose first batch was not asked for. With several running iterators, the position is
+        that of the last one begun.
         """
         return self._state.to_dict()
 
@@ -463,7 +464,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         ------
         ValueError
             The state is of another graph, or of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed``
-            or ``drop_last``; it ends within a step of fewer seeds than there are ranks.
+            or ``drop_last``; it needs as many ranks as before, or ends within a step of fewer seeds than there are ranks.
         """
         self._state.restore(state)
 

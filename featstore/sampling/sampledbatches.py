@@ -260,7 +260,7 @@ class _Reordered(SampledBatches):
         return len(self._batches)
 
     def digest(self) -> str:
-        share = f" {len(self)}" if self.world_size > 1 else ""  # the order is one of the rank's own batches
+        share = f" {self.world_size}" if self.world_size > 1 else ""  # the order is one of the rank's own batches
         return f"{self._batches.digest()} {self._name}{share}"
 
     def resume(self, epoch: int, n_done: int) -> int:

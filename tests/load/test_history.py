@@ -454,6 +454,31 @@ def test_the_nodes_of_a_share_are_those_of_highest_degree(g: featstore.OutOfCore
         assert bool((np.diff(nodes) > 0).all())
 
 
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
+def test_of_a_part_they_are_those_of_highest_degree_in_the_part(path: Path, tmp_path: Path, strategy: str) -> None:
+    """Counted in the lists that the part has; hubs of the whole graph may have few places there."""
+    shutil.copytree(path, tmp_path / "g")
+    with featstore.open(tmp_path / "g", memory="32MiB") as g:
+        parts = featstore.partition(g, 2, "ldg", SEEDS[:60], hops=2, progress=False)
+        seeds = parts.part(0).numpy()
+        has_list = {int(u) for v in seeds for u in g.neighbors(v)} | set(seeds.tolist())
+        places = np.bincount(np.concatenate([g.neighbors(v).numpy() for v in sorted(has_list)]), minlength=N)
+        nodes = np.sort(np.argsort(-places, kind="stable")[:30])
+        history, view = history_of(nodes=0.1), g.part(0)
+        training = Training(view, nodes=nodes)
+        training.order = featstore.RandomBatches(seeds, BATCH, seed=7)
+        with featstore.Loader(
+            view, SAMPLERS["two hops"](view), training.order, history=history, strategy=STRATEGIES[strategy]
+        ) as loader:
+            assert history.times.nodes.tolist() == nodes.tolist()
+            for epoch in range(3):
+                training.run(loader, epoch)
+        assert training.n_pulled > 0
+        whole = history_of(nodes=0.1)
+        with featstore.Loader(g, SAMPLERS["two hops"](g), training.order, history=whole, strategy="ondemand"):
+            assert whole.times.nodes.tolist() != nodes.tolist()
+
+
 def test_batches_are_the_same_in_any_order_and_on_threads(g: featstore.OutOfCoreGraph) -> None:
     """Asked for again, out of order, by many threads, and after an error in the middle of a decision."""
     sampler, order = SAMPLERS["three hops"](g), featstore.RandomBatches(SEEDS, BATCH, seed=7)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,19 @@ import pytest
 import torch
 
 import featstore
-from featstore import EpochSampler, Ginex, LaborSampler, Loader, NeighborSampler, OnDemand, Packed, Streamed, Superbatch
+from featstore import (
+    EpochSampler,
+    Ginex,
+    LaborSampler,
+    LayerSampler,
+    Loader,
+    NeighborSampler,
+    OnDemand,
+    Packed,
+    ShadowSampler,
+    Streamed,
+    Superbatch,
+)
 from featstore.estimate.copies import CopySpeed
 from featstore.estimate.tablespeed import TableSpeed
 from featstore.ranks import ChosenByFirst
@@ -24,7 +36,7 @@ from featstore.storage.drive import DriveSpeed
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
-from tests.support.typed import academic
+from tests.support.typed import CITES, academic, check_batch
 
 pytestmark = [
     pytest.mark.shares_resources,
@@ -38,8 +50,18 @@ WAYS: dict[str, tuple[Any, Any]] = {
     "ondemand": (NeighborSampler, OnDemand(cache=0.1, policy="lru")),
     "superbatch": (NeighborSampler, Superbatch(length=3, cache=0.1)),
     "ginex": (LaborSampler, Ginex(length=4, cache=0.1)),
-    "streamed": (EpochSampler, Streamed(length=4, cache=0.1)),
+    "streamed": (partial(EpochSampler, window=5), Streamed(length=4, cache=0.1)),
     "auto": (NeighborSampler, "auto"),
+}
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "layer-wise": (LayerSampler, Superbatch(length=3, cache=0.1)),
+    "subgraphs": (ShadowSampler, OnDemand(cache=0.1, policy="lru")),
+    "disjoint": (partial(NeighborSampler, disjoint=True), Ginex(length=4, cache=0.1)),
+    "weights": (partial(NeighborSampler, weight="w"), Superbatch(length=3, cache=0.1)),
+    "edges": (partial(NeighborSampler, edges=True), Superbatch(length=3, cache=0.1)),
+    "edges of layers": (partial(LayerSampler, edges=True), OnDemand()),
+    "edges of subgraphs": (partial(ShadowSampler, edges=True), Superbatch(length=3, cache=0.1)),
+    "edges by LABOR": (partial(LaborSampler, edges=True), Ginex(length=4, cache=0.1)),
 }
 
 
@@ -48,15 +70,18 @@ def g(tmp_path_factory: Any) -> Any:
     rng = np.random.default_rng(0)
     pairs = np.stack([(N * rng.random(10 * N) ** 2).astype(np.int64), rng.integers(0, N, 10 * N)])
     x, folder = rng.standard_normal((N, 8)).astype(np.float32), tmp_path_factory.mktemp("g")
-    options: dict[str, Any] = {"features": {"x": x}, "node_data": {"y": np.arange(N) % 7}, "memory": "64MiB"}
+    w = rng.random(10 * N, dtype=np.float32)
+    options: dict[str, Any] = {"features": {"x": x}, "node_data": {"y": np.arange(N) % 7}, "edge_features": {"w": w}}
+    options |= {"memory": "64MiB", "progress": False}
     with featstore.OutOfCoreGraph.from_edge_index(folder / "g", pairs, N, **options) as opened:
         yield opened
 
 
 def epoch(g: Any, way: str, **options: Any) -> dict[int, Any]:
-    sampler, strategy = WAYS[way]
-    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
-    with Loader(g, draws, SEEDS, BATCH, labels=np.arange(len(SEEDS)), strategy=strategy, **options) as loader:
+    make, strategy = (WAYS | OPTIONS)[way]
+    sampler = make(g, [4, 3], seed=3)
+    options |= {"labels": np.arange(len(SEEDS)), "edge_features": ["w"] if sampler.edges else []}
+    with Loader(g, sampler, SEEDS, BATCH, strategy=strategy, **options) as loader:
         loader.set_epoch(1)
         found = list(loader)
         assert len(found) == len(loader)
@@ -67,7 +92,7 @@ def same(one: Any, other: Any) -> bool:
     return len(one._tensors()) == len(other._tensors()) and all(map(torch.equal, one._tensors(), other._tensors()))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS | OPTIONS)
 def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
     """All but the last step's, whose seeds are divided evenly; a rank's rows and labels are those of its seeds."""
     whole, ranks = epoch(g, way), [epoch(g, way, rank=rank, world_size=3) for rank in range(3)]
@@ -78,32 +103,52 @@ def test_ranks_together_have_the_batches_of_one(g: Any, way: str) -> None:
             assert torch.equal(batch.x, torch.as_tensor(g.features["x"][batch.input_ids]))
             assert torch.equal(batch.y, batch.seed_positions)
             assert np.array_equal(SEEDS[batch.seed_positions.numpy()], batch.seeds.numpy())
+            assert len(batch.edge_features.get("w", ())) == (len(batch.blocks) if way.startswith("edges") else 0)
+            for rows, block in zip(batch.edge_features.get("w", ()), batch.blocks, strict=way.startswith("edges")):
+                assert torch.equal(rows, torch.as_tensor(g.edge_features["w"][block.edge_pos]))
     assert sorted(len(each[index].seeds) for each in ranks for index in each if index >= 30) == [11, 11, 12]
     seen = torch.cat([batch.seed_positions for each in ranks for batch in each.values()])
     assert sorted(seen.tolist()) == list(range(len(SEEDS)))
 
 
-def test_where_others_go_on(g: Any) -> None:
-    """A state of three ranks goes on with two, whose first step divides what is left of one; and with one."""
-    sampler = NeighborSampler(g, [3, 2], seed=1)
+@pytest.fixture(scope="module")
+def thirty(g: Any) -> str:
+    """The name of parts that are kept with their lists."""
+    featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)
+    return "thirty"
+
+
+@pytest.mark.parametrize("way", ["random", "parts"])
+def test_where_others_go_on(g: Any, thirty: str, way: str) -> None:
+    """A state of three ranks goes on with two, whose first step divides what is left of one; with one; and with four.
+
+    Batches of steps that are not divided are those of one process, also where they are of parts.
+    """
+    sampler, batches = NeighborSampler(g, [3, 2], seed=1), featstore.RandomBatches(SEEDS, BATCH)
+    if way == "parts":
+        batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts=thirty, macro=4)
+    strategy = Superbatch(length=3, cache=0.1) if way == "parts" else "ondemand"
 
     def loaders(n: int) -> list[Loader]:
-        return [Loader(g, sampler, SEEDS, BATCH, strategy="ondemand", rank=rank, world_size=n) for rank in range(n)]
+        return [Loader(g, sampler, batches, strategy=strategy, rank=rank, world_size=n) for rank in range(n)]
 
+    with loaders(1)[0] as alone:
+        whole = {batch.index: batch for batch in alone}
     three, seen = loaders(3), list[int]()
     for loader in three:
-        batches = iter(loader)
-        seen += [int(i) for _ in range(5) for i in next(batches).seed_positions]
+        running = iter(loader)
+        seen += [int(i) for _ in range(5) for i in next(running).seed_positions]
     states = [loader.state_dict() for loader in three]
     assert states[0] == states[1] == states[2]
     assert states[0]["batch"] == 15
-    for n in (1, 2):
+    for n in (1, 2, 4):
         rest = list(seen)
         for loader in loaders(n):
             loader.load_state_dict(states[0])
             assert loader.state_dict() == states[0]
             for number, batch in enumerate(loader):
                 rest += batch.seed_positions.tolist()
+                assert batch.index // n in (15 // n if 15 % n else -1, 30 // n) or same(batch, whole[batch.index])
                 if not number and n == 2:
                     assert len(batch.seeds) == BATCH // 2
                 if not number:
@@ -121,8 +166,8 @@ def test_where_others_go_on(g: Any) -> None:
 @pytest.mark.parametrize("n_done", [3, 1])
 def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done: int) -> None:
     """A loader has measured or profiled batches of epoch 0 whose step it then goes on within; the epoch after it is whole."""
-    sampler, strategy = WAYS[way]
-    draws = sampler(g, [4, 3], window=5, seed=3) if sampler is EpochSampler else sampler(g, [4, 3], seed=3)
+    make, strategy = WAYS[way]
+    draws = make(g, [4, 3], seed=3)
     options: dict[str, Any] = {"strategy": strategy, "labels": np.arange(len(SEEDS))}
     with Loader(g, draws, SEEDS, BATCH, **options, rank=0, world_size=1) as whole:
         state, order = whole.state_dict(), featstore.RandomBatches(SEEDS, BATCH).epoch(0)
@@ -136,10 +181,9 @@ def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done:
     assert sorted(seen) == sorted(after) == list(range(len(SEEDS)))
 
 
-def test_parts_and_a_history(g: Any) -> None:
+def test_parts_and_a_history(g: Any, thirty: str) -> None:
     """Macro-batches and their lists serve the ranks' batches; a history is that of its rank."""
-    featstore.partition(g, 30, method="ranges", keep_lists=True, name="thirty", progress=False)
-    batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts="thirty")
+    batches = featstore.PartitionBatches(g, SEEDS, BATCH, parts=thirty)
     sampler, found = NeighborSampler(g, [4, 3], seed=3), {}
     with Loader(g, sampler, batches, strategy="superbatch", rank=0, world_size=1) as loader:
         whole = {batch.index: batch for batch in loader}
@@ -174,13 +218,28 @@ def test_a_state_after_what_these_ranks_leave_out(g: Any) -> None:
         assert loader.state_dict()["epoch"] == 2
 
 
-def test_several_types(tmp_path: Path) -> None:
-    with academic(papers=600).create(tmp_path / "g") as g:
-        sampler, found = NeighborSampler(g, [3, 2]), list[int]()
-        for rank in range(2):
-            with Loader(g, sampler, ("author", np.arange(290)), 30, strategy="ondemand", rank=rank, world_size=2) as loader:
-                found += [int(i) for batch in loader for i in batch.seeds]
-        assert sorted(found) == list(range(290))
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
+def test_several_types(tmp_path: Path, strategy: str) -> None:
+    """Nodes, edges, rows and labels of each type are those of one process, but for the last step."""
+    arrays = academic(papers=600).draw("x", 5, author=4)
+    arrays.edge_features[CITES] = {"w": np.random.default_rng(6).random((arrays.edges[CITES].shape[1], 2), np.float32)}
+    found, whole, seeds = list[int](), dict[int, Any](), ("author", np.random.default_rng(7).permutation(300)[:290])
+    with arrays.create(tmp_path / "g") as g:
+        options: dict[str, Any] = {"strategy": strategy, "edge_features": ["w"]}
+        sampler = NeighborSampler(g, [3, 2], seed=3, edges=True)
+        for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+            with Loader(g, sampler, seeds, 30, **options, rank=rank, world_size=world_size) as loader:
+                for batch in loader:
+                    check_batch(arrays, batch, edges=True)
+                    assert set(batch.features["x"]) == {"paper", "author"}
+                    assert set(batch.edge_features["w"][0]) == {CITES}
+                    if world_size == 1:
+                        whole[batch.index] = batch
+                    else:
+                        found += [int(i) for i in batch.seeds]
+                        assert batch.index >= 8 or same(batch, whole[batch.index])
+        assert sorted(found) == sorted(seeds[1])
+        assert sorted(whole) == list(range(10))
 
 
 def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
@@ -237,43 +296,74 @@ def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> 
     assert n_layouts == (2 if way == "short" else 1) or way == "auto"
 
 
-def train(rank: int, world_size: int, folder: Path) -> None:
-    with group(rank, world_size, folder) if world_size > 1 else nullcontext():
-        trained(rank, world_size, folder)  # in a function: torch may hang where a model outlives its process group
+class SAGE(torch.nn.Module):
+    """Two layers, each of a node and the mean of its in-neighbours in a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2 * 8, 12), torch.nn.Linear(2 * 12, 7)]).double()
+
+    def forward(self, h: torch.Tensor, blocks: tuple[featstore.Block, ...]) -> torch.Tensor:
+        for layer, block in zip(self.layers, blocks, strict=True):
+            total = h.new_zeros(block.n_dst, h.shape[1]).index_add(0, block.dst, h[block.src])
+            degree = torch.bincount(block.dst, minlength=block.n_dst).clamp(min=1)
+            h = layer(torch.cat([h[: block.n_dst], total / degree[:, None]], 1)).tanh()
+        return h
 
 
-def trained(rank: int, world_size: int, folder: Path) -> None:
+STEP = 80  # seeds of all ranks
+FANOUTS = {"whole lists": [-1, -1], "drawn": [4, 3]}
+Steps = list[list[torch.Tensor]]
+
+
+def trained(g: Any, fanouts: list[int], n_batches: int, world_size: int = 1) -> Steps:
+    """Train on steps of ``n_batches`` batches, each rank on its own; return each step's gradients, and the parameters at last.
+
+    In a function of its own: torch may hang where a model outlives its process group.
+    """
     torch.manual_seed(0)
-    model: torch.nn.Module = torch.nn.Linear(8, 7, dtype=torch.float64)
-    if world_size > 1:
+    model: torch.nn.Module = SAGE()
+    if torch.distributed.is_initialized():
         model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with featstore.open(folder / "g", memory="16MiB", threads=1) as g:
-        sampler = NeighborSampler(g, [3, 2], seed=1)
-        loader = Loader(g, sampler, np.arange(240), 80 // world_size, shuffle=True, strategy="ondemand")
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.5), []
+    sampler = NeighborSampler(g, fanouts, seed=1)
+    with Loader(g, sampler, np.arange(3 * STEP), STEP // n_batches, shuffle=True, strategy="ondemand") as loader:
         for _ in range(2):
-            for batch in loader:
-                n = len(batch.seeds)
-                loss = torch.nn.functional.cross_entropy(model(batch.x[:n].double()), batch.y, reduction="sum")
-                optimizer.zero_grad()
-                (loss * world_size / 80).backward()  # the group averages over ranks
+            for number, batch in enumerate(loader, 1):
+                loss = torch.nn.functional.cross_entropy(model(batch.x.double(), batch.blocks), batch.y, reduction="sum")
+                (loss * world_size / STEP).backward()  # the group averages over ranks
+                if number * world_size % n_batches:
+                    continue  # gradients add up
+                found.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
                 optimizer.step()
-    if not rank:
-        torch.save([each.detach() for each in model.parameters()], folder / f"of-{world_size}.pt")
+                optimizer.zero_grad()
+    assert len(found) == 6
+    return [*found, [each.detach().clone() for each in model.parameters()]]
 
 
-def test_training_in_a_process_group(g: Any, tmp_path: Path) -> None:
-    """Two and four ranks of gloo, with batches of a half and a fourth, end with the parameters of one process."""
+def train(rank: int, world_size: int, folder: Path) -> None:
+    with group(rank, world_size, folder), featstore.open(folder / "g", memory="16MiB", threads=1) as g:
+        found = {name: trained(g, fanouts, world_size, world_size) for name, fanouts in FANOUTS.items()}
+    torch.save(found, folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_training_in_a_process_group(g: Any, tmp_path: Path, world_size: int) -> None:
+    """Each step's gradients, averaged by gloo, are those of one process; so are the parameters at the end.
+
+    Of whole lists the process has the step's seeds as one batch. Draws are keyed by a batch's number: to draw what the ranks
+    draw it has their batches, one after another.
+    """
     (tmp_path / "g").symlink_to(g.path)
-    found = {}
-    for n in (1, 2, 4):
-        (tmp_path / "store").unlink(missing_ok=True)
-        for status, printed in run_ranks(train, n, n, tmp_path):
-            assert status == 0, printed
-        found[n] = torch.load(tmp_path / f"of-{n}.pt", weights_only=True)
-    for n in (2, 4):
-        for one, other in zip(found[1], found[n], strict=True):
-            assert torch.allclose(one, other, rtol=0, atol=1e-9)
+    for status, printed in run_ranks(train, world_size, world_size, tmp_path):
+        assert status == 0, printed
+    expected = {"whole lists": trained(g, FANOUTS["whole lists"], 1), "drawn": trained(g, FANOUTS["drawn"], world_size)}
+    assert all(float(gradient.norm()) > 1e-3 for steps in expected.values() for gradients in steps for gradient in gradients)
+    for rank in range(world_size):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, steps in expected.items():
+            for one, other in zip(steps, found[name], strict=True):
+                torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
 def test_ranks_of_a_reordered_strategy(g: Any) -> None:
@@ -294,6 +384,11 @@ def test_ranks_of_a_reordered_strategy(g: Any) -> None:
         with Loader(g, NeighborSampler(g, [2]), SEEDS[:800], 40, **{**options, "rank": 0, "world_size": 4}) as other:
             refuses(ValueError, "world_size", lambda other=other, state=state: other.load_state_dict(state))
     assert orders == {(0, 1): list(range(19, -1, -1)), (0, 2): list(range(18, -1, -2)), (1, 2): list(range(19, -1, -2))}
+    few: dict[str, Any] = {"strategy": Backwards(), "rank": 0}
+    with Loader(g, NeighborSampler(g, [2]), SEEDS[:200], 40, **few, world_size=3) as three:
+        with Loader(g, NeighborSampler(g, [2]), SEEDS[:200], 40, **few, world_size=4) as four:
+            assert len(three) == len(four) == 2
+            refuses(ValueError, "world_size", lambda: four.load_state_dict(three.state_dict()))
 
 
 def choose_by_drive(rank: int, folder: Path) -> None:

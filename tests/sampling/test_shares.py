@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.ranks import check_ranks
 from featstore.sampling.batches import RandomBatches, says_where_given
+from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.sampling.shares import ShareOfBatches
 from tests.support.refusing import refuses
 
@@ -52,6 +54,12 @@ class Own:
         return Order()
 
 
+def as_given(batches: Any) -> torch.Tensor:
+    """The seeds in the order in which a user gave them."""
+    numbers = batches._numbers
+    return batches.seeds if numbers is None else batches.seeds[np.argsort(numbers)]
+
+
 def steps(shares: list[ShareOfBatches], epoch: int, first: int = 0) -> list[list[list[int]]]:
     """The rows of each rank's batches, step by step; also check that numbers and counts fit each other."""
     n = len(shares[0])
@@ -68,7 +76,7 @@ def steps(shares: list[ShareOfBatches], epoch: int, first: int = 0) -> list[list
         assert max(sizes) - min(sizes) <= 1
         for order, number, each in zip(orders, numbers, rows, strict=True):
             given = order.given(number)
-            assert torch.equal(given, shares[0].made_of.seeds[each])
+            assert torch.equal(given, as_given(shares[0].made_of)[each])
             seeds = order.seeds(number).tolist()
             assert sorted(seeds) == sorted(set(given.tolist()))
             assert list(dict.fromkeys(given.tolist())) == seeds
@@ -108,13 +116,19 @@ def test_together_they_have_each_seed_once(
 
 
 @settings(max_examples=200, deadline=None)
-@given(sizes=SIZES, others=st.integers(1, 7), data=st.data())
-def test_other_ranks_go_on(sizes: tuple[int, int, int], others: int, data: Any) -> None:
-    """What is done by some ranks and what others do after it is each seed once."""
+@given(sizes=SIZES, others=st.integers(1, 7), n_parts=st.integers(0, 5), data=st.data())
+def test_other_ranks_go_on(sizes: tuple[int, int, int], others: int, n_parts: int, data: Any) -> None:
+    """What is done by some ranks and what others do after it is each seed once, at random or by parts.
+
+    Batches of a step that is neither the last one nor had begun are those of one process.
+    """
     n, size, ranks = sizes
     if not (fits(n, size, ranks) and fits(n, size, others)) or not n:
         return
-    batches = RandomBatches(np.arange(n), size, seed=1)
+    batches: Any = RandomBatches(np.arange(n), size, seed=1)
+    if n_parts:
+        part = np.random.default_rng(n).integers(0, n_parts, n)
+        batches = PartitionBatches(SimpleNamespace(num_nodes=n), np.arange(n), size, part, macro=2, seed=1)  # type: ignore[arg-type]
     before = steps([ShareOfBatches(batches, rank, ranks) for rank in range(ranks)], 2)
     n_steps = data.draw(st.integers(0, len(before) - 1))
     done = [row for step in before[:n_steps] for each in step for row in each]
@@ -128,8 +142,11 @@ def test_other_ranks_go_on(sizes: tuple[int, int, int], others: int, data: Any) 
         return
     for share in shares:
         share.resume(2, n_steps * ranks)
-    after = [row for step in steps(shares, 2, first) for each in step for row in each]
+    found, order = steps(shares, 2, first), batches.epoch(2)
+    after = [row for step in found for each in step for row in each]
     assert sorted(done + after) == list(range(n))
+    for step, each in list(enumerate(found, first))[bool(n_steps * ranks % others) : -1]:
+        assert each == [order.positions(step * others + rank).tolist() for rank in range(others)]
     assert sorted(row for step in steps(shares, 3) for each in step for row in each) == list(range(n))
 
 

@@ -85,7 +85,8 @@ def training(
 
     Each worker opens the dataset on its machine, trains on its rank's share of the batches, and reports the loss. After a
     failure Ray starts the workers again, if ``FailureConfig(max_failures=)`` allows it. They go on with the batch after the last
-    checkpoint, also if they are more or fewer then.
+    checkpoint, also if they are more or fewer then, unless the loader's state needs as many: that of a pack, of
+    :class:`~featstore.PartBatches`, and of a strategy that runs batches in an order of its own.
 
     Parameters
     ----------
@@ -122,6 +123,7 @@ def training(
     -----
     A checkpoint has the states of the model, the optimizer and the loader, without pickle. The states may hold tensors, numbers,
     texts, mappings and sequences. It has no random state: a model that draws, as dropout does, goes on with other draws.
+    Nor has it a :class:`~featstore.History`, which begins empty.
     """
     _check_path(path)
     for name, each in {"setup": setup, "loss": loss}.items():
