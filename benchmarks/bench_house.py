@@ -28,7 +28,7 @@ BUDGET_BYTES = 680 << 20  # of R22 in 1 GiB where run files are written: their d
 FANOUTS = [10, 10, 10]
 LARGE: dict[str, Any] = {"fanouts": [10, 10], "batches": 600, "memory": 4 << 30, "strategy": "streamed", "group": None}
 DISK = "1.5x"
-SLOWEST = "<= 1.05"  # what either tree allows the other
+SLOWEST = "<= 1.03"  # what either tree allows the other: 0.97 times as fast
 
 
 # -- what runs in a child ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ z *= 0x94D049BB133111EB; z ^= z >> 31``. It is a bijection in either argument. K
 
     batch = absorb(absorb(absorb(0, seed), epoch), index)
     hop   = absorb(batch, hop number)             # 0 is the seeds' own hop
-    node  = absorb(hop, node id)
+    node  = absorb(hop, number of the list)       # the node's id; of several types, a node has several lists
     word  = absorb(node, draw number)
 
 Draw ``i`` of ``k`` from a list of ``d`` neighbours turns its word into a position by ``below(word, n) = word · n >> 64``:
