@@ -72,6 +72,8 @@ class PartitionBatches(CutBatches):
     TypeError, ValueError, IndexError
         Seeds that are not nodes, or zeros and ones that repeat; a number out of range; parts of a wrong length, dtype or range;
         the dataset keeps no parts, or none of that name.
+    NotImplementedError
+        A graph of several types.
     StaleError
         The parts were made for another adjacency than the dataset has now.
     BudgetError, CorruptionError, OSError
@@ -110,6 +112,7 @@ class PartitionBatches(CutBatches):
         if isinstance(macro, str) and not is_auto:
             raise ValueError(f"macro must be a number of parts, or 'auto', not {macro!r}")
         wanted = 1 if is_auto else check_at_least("macro", macro, 1)
+        g.refuse_types("PartitionBatches")
         self.num_nodes = int(g.num_nodes)
         given, self.repeats = check_given(ids, self.num_nodes)
         seeds = given.numpy()

@@ -10,7 +10,7 @@ import torch
 
 import featstore
 from featstore import LaborSampler, Loader, NeighborSampler, OptionError
-from tests.support.pyg import HeteroConv, HeteroData, SAGEConv, trim_to_layer
+from tests.support.pyg import HeteroConv, HeteroData, SAGEConv, to_hetero, trim_to_layer
 from tests.support.typed import TypedArrays, academic
 
 from featstore.adapters.pyg import NeighborLoader  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
@@ -92,6 +92,66 @@ def test_a_model_gives_what_it_gives_for_the_whole_graph(g: Any, outputs: Any, r
             assert data[kind].input_id.equal(data[kind].n_id[:n])
             for trims in (False, True):
                 torch.testing.assert_close(model(data, trims=trims)[kind][:n], expected[kind][data[kind].n_id[:n]])
+
+
+class Sage(torch.nn.Module):
+    """Two convolutions for a graph of one type, which ``to_hetero`` copies for each type of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 8), SAGEConv((-1, -1), 7)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+        return out
+
+
+class Converted(torch.nn.Module):
+    """``to_hetero``'s model, and rows to learn for nodes of types without features, by their ids."""
+
+    def __init__(self, graph: TypedArrays) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = to_hetero(Sage(), (list(graph.n), list(graph.edges)))
+        self.rows = torch.nn.ModuleDict(
+            {kind: torch.nn.Embedding(graph.n[kind], 4) for kind in graph.n if kind not in graph.features}
+        )
+
+    def forward(self, data: Any) -> Any:
+        x = {kind: self.rows[kind](data[kind].n_id) if kind in self.rows else data[kind].x.float() for kind in data.node_types}
+        return self.model(x, data.edge_index_dict)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ondemand", featstore.Superbatch(length=3, cache=0.1), featstore.Streamed(length=3, cache=0.1)]
+)
+def test_a_model_that_to_hetero_made_trains_as_in_memory(g: Any, graph: TypedArrays, strategy: Any) -> None:
+    """On whole lists: each batch's loss and gradients are those of the same seeds in PyG's data of the whole graph."""
+    whole = whole_of(graph)
+    for kind, n in graph.n.items():
+        whole[kind].n_id = torch.arange(n)
+    mine, its = Converted(graph), Converted(graph)
+    with torch.no_grad():  # makes the lazy weights
+        mine(whole)
+    its.load_state_dict(mine.state_dict())
+    steps = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (mine, its)]
+    n_steps = 0
+    with Loader(g, NeighborSampler(g, [-1, -1]), ("paper", np.arange(300)), 50, labels="y", strategy=strategy) as loader:
+        for batch in loader:
+            data, n = batch.to_pyg(), len(batch.seeds)
+            losses = [
+                torch.nn.functional.cross_entropy(mine(data)["paper"][:n], data["paper"].y[:n]),
+                torch.nn.functional.cross_entropy(its(whole)["paper"][batch.seeds], whole["paper"].y[batch.seeds]),
+            ]
+            torch.testing.assert_close(losses[0], losses[1])
+            for step, loss in zip(steps, losses, strict=True):
+                step.zero_grad()
+                loss.backward()
+                step.step()
+            n_steps += 1
+    assert n_steps == 6
+    for one, other in zip(mine.parameters(), its.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_the_batch_is_a_part_of_the_graph(g: Any, graph: TypedArrays) -> None:

@@ -141,7 +141,8 @@ def test_the_order_is_pygs_where_the_edges_come_in_the_order_of_lists(tmp_path: 
 def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy: str, form: str) -> None:
     """Each strategy that takes types; the reference reads the batches' rows from the CSC form, without a cache."""
     takes = {name for name in available_strategies() if find_strategy(name).takes_types}
-    assert takes >= {str(getattr(each, "name", each)) for each in STRATEGIES.values()}
+    listed = {str(getattr(each, "name", each)) for each in STRATEGIES.values()}
+    assert takes == listed | {"packed"}, "packs are compared below"
     arrays, kind = case.arrays, case.kind
 
     def batches(g: Any, how: Any) -> list[Any]:
@@ -152,6 +153,10 @@ def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy
     want = batches(case.forms["csc"], STRATEGIES["ondemand"])
     found = batches(case.forms[form], STRATEGIES[strategy])
     assert len(found) == len(want) == 8
+    check_equal(found, want)
+
+
+def check_equal(found: list[Any], want: list[Any]) -> None:
     for mine, its in zip(found, want, strict=True):
         assert mine.metadata() == its.metadata()
         for name, store in zip([*its.node_types, *its.edge_types], its.stores[1:], strict=True):
@@ -159,6 +164,29 @@ def test_all_strategies_and_both_forms_give_the_same_batches(case: Any, strategy
             for field, value in store.items():
                 same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
                 assert same(mine[name][field], value), (name, field)
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+@pytest.mark.parametrize("form", ["csc", "chunked"])
+def test_packs_give_the_same_batches(case: Any, form: str, policy: str, tmp_path: Any) -> None:
+    """As on demand, without a cache, from the CSC form; packs take each seed once."""
+    seeds, options = (case.kind, np.unique(case.seeds)), {"batch_size": 10, "seed": 3}
+    fanouts = fanouts_of(case.arrays)
+    g = case.forms[form]
+    with featstore.sample_offline(
+        g, NeighborSampler(g, fanouts), seeds, epochs=2, path=tmp_path / "p", progress=False, **options
+    ) as pack:
+        strategy = featstore.Packed(pack, cache=0.1, policy=policy)
+        with featstore.Loader(g, strategy=strategy, features="x", shuffle=policy == "frequency") as loader:
+            found = {(epoch, batch.index): batch.to_pyg() for epoch in range(2) for batch in loader}
+    whole = case.forms["csc"]
+    plain = featstore.Loader(
+        whole, NeighborSampler(whole, fanouts), seeds, **options, shuffle=True, features="x", strategy=STRATEGIES["ondemand"]
+    )
+    with plain as loader:
+        want = {(epoch, batch.index): batch.to_pyg() for epoch in range(2) for batch in loader}
+    assert len(want) > 2
+    check_equal([found[key] for key in want], list(want.values()))
 
 
 @pytest.mark.parametrize("repeats", [False, True])

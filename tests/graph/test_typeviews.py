@@ -15,7 +15,7 @@ import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.errors import ClosedError, FormatError
+from featstore.errors import ClosedError, FormatError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.partitioning.assign import judge
 from featstore.storage.catalog import read_catalog, write_catalog
@@ -119,12 +119,15 @@ def test_a_graph_without_types_has_one_of_each(small: SimpleNamespace) -> None:
 
 
 REFUSED: dict[str, Callable[[Any], object]] = {
+    "PartitionBatches": lambda g: featstore.PartitionBatches(g, [0, 1], 2, parts=np.zeros(70, np.int32)),
+    "append_nodes": lambda g: g.append_nodes(1, {}),
     "edges": lambda g: g.edges(),
     "in_degree": lambda g: g.in_degree,
     "indptr": lambda g: g.indptr,
     "judge": lambda g: judge(g, np.zeros(70, np.int32), 1),
     "neighbors": lambda g: g.neighbors(0),
     "out_degree": lambda g: g.out_degree,
+    "part": lambda g: g.part(0),
     "partition": lambda g: featstore.partition(g, 3, progress=False),
 }
 
@@ -135,6 +138,20 @@ def test_what_is_of_one_type_is_refused_by_name(g: OutOfCoreGraph, typed: Simple
     words = rf"^{name}(\(\))? is for a graph of one type; .* 'paper', 'author', 'tag' .*'writes'.*from_edge_index"
     refuses(NotImplementedError, words, lambda: REFUSED[name](g))
     assert sorted(path.name for path in typed.path.parent.iterdir()) == before
+
+
+def test_no_part_of_several_types_is_exported(g: OutOfCoreGraph, tmp_path: Path) -> None:
+    refuses(NotImplementedError, r"^part\(\) is for a graph of one type", lambda: featstore.export(g, tmp_path / "p", 0))
+    assert not (tmp_path / "p").exists()
+
+
+def test_releases_without_types_refuse_by_name(
+    typed: SimpleNamespace, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read datasets of one type as before."""
+    monkeypatch.setattr("featstore.storage.catalog._TYPES", "others")
+    refuses(VersionError, "features that this release lacks: types", lambda: featstore.open(typed.path))
+    featstore.open(small.path).close()
 
 
 def test_the_command_line(typed: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,9 @@ class Nodes:
     def __init__(self, n: int) -> None:
         self.num_nodes = n
 
+    def refuse_types(self, what: str) -> None:
+        """It has none."""
+
     def parts(self) -> dict[str, Any]:
         return {}
 

@@ -128,7 +128,9 @@ def test_other_ranks_go_on(sizes: tuple[int, int, int], others: int, n_parts: in
     batches: Any = RandomBatches(np.arange(n), size, seed=1)
     if n_parts:
         part = np.random.default_rng(n).integers(0, n_parts, n)
-        batches = PartitionBatches(SimpleNamespace(num_nodes=n), np.arange(n), size, part, macro=2, seed=1)  # type: ignore[arg-type]
+        batches = PartitionBatches(
+            SimpleNamespace(num_nodes=n, refuse_types=lambda what: None), np.arange(n), size, part, macro=2, seed=1
+        )  # type: ignore[arg-type]
     before = steps([ShareOfBatches(batches, rank, ranks) for rank in range(ranks)], 2)
     n_steps = data.draw(st.integers(0, len(before) - 1))
     done = [row for step in before[:n_steps] for each in step for row in each]

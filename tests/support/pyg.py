@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     import torch_geometric
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
-    from torch_geometric.nn import GATConv, GCNConv, GraphConv, GraphSAGE, HeteroConv, SAGEConv
+    from torch_geometric.nn import GATConv, GCNConv, GraphConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
     from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph, trim_to_layer
 
