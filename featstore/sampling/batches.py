@@ -77,7 +77,8 @@ def _checked(seeds: Any, num_nodes: int | None, what: str, *, may_repeat: bool) 
     most = np.iinfo(np.int64).max if num_nodes is None else num_nodes - 1
     bad = np.flatnonzero((given < 0) | (given > most))
     if len(bad):
-        there = "no node" if num_nodes is None else f"not a node: the graph has nodes 0 … {num_nodes - 1}"
+        nodes = f"nodes 0 … {most}" if num_nodes else "none"
+        there = "no node" if num_nodes is None else f"not a node: the graph has {nodes}"
         raise IndexError(f"{what} {given[bad[0]]} at position {bad[0]} is {there}")
     checked = given.astype(np.int64)
     ordered = np.sort(checked)

@@ -91,9 +91,10 @@ class PartBatches(CutBatches):
         fewest, most = int(sizes.min()), int(sizes.max())
         self._n_steps = fewest // self.batch_size if self.drop_last else -(-most // self.batch_size)
         if not self.drop_last and fewest < self._n_steps:
+            remedy = f", or batch_size={-(-most // fewest)} or more" if fewest else ""
             raise ValueError(
                 f"part {int(sizes.argmin())} has {fewest} of the seeds, fewer than the {self._n_steps} batches of each rank: "
-                "give more of its training nodes, or a larger batch_size"
+                f"give more of its training nodes{remedy}"
             )
         warn_of_none(fewest, self.batch_size, self.drop_last)
 

@@ -172,6 +172,22 @@ def test_the_batch_is_a_part_of_the_graph(g: Any, graph: TypedArrays) -> None:
             assert sum(found["author"].num_sampled_nodes) == found["author"].num_nodes
 
 
+def test_three_hundred_types_of_edges(tmp_path: Any) -> None:
+    """Each has its own edges, the batch's among the graph's; ids of edges are those of the type."""
+    rng = np.random.default_rng(5)
+    edges = {("a", f"relation {i}", "b"): rng.integers(0, 20, (2, 30)) for i in range(300)}
+    graph = TypedArrays({"a": 20, "b": 20}, edges).draw("x", 6, a=8, b=16)
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        with Loader(g, NeighborSampler(g, [-1], edges=True), ("b", [3, 7]), 2, strategy="ondemand") as loader:
+            (data,) = (batch.to_pyg() for batch in loader)
+    data.validate()
+    assert data.edge_types == list(edges)
+    for key, pairs in edges.items():
+        assert sorted(data[key].e_id.tolist()) == np.flatnonzero(np.isin(pairs[1], [3, 7])).tolist()
+        ends = torch.stack([data["a"].n_id[data[key].edge_index[0]], data["b"].n_id[data[key].edge_index[1]]])
+        assert ends.equal(torch.from_numpy(pairs)[:, data[key].e_id])
+
+
 @pytest.mark.parametrize("nodes", ["paper", ("paper", None), ("author", [5, 2, 9]), ("paper", np.arange(600) % 7 == 0)])
 def test_the_loader_with_pygs_keywords(g: Any, graph: TypedArrays, outputs: Any, nodes: Any) -> None:
     model, expected = outputs

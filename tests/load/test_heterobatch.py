@@ -314,6 +314,52 @@ def test_each_width_has_a_cache_and_plans(of_widths: Any, make: Any, policy: str
     assert stats["rows"] == sum(stats["hits"].values()) == whole
 
 
+STRATEGIES_OF_MANY = [
+    "ondemand",
+    "auto",
+    Superbatch(length=2, cache=0.2),
+    Ginex(length=2, cache=0.2),
+    Streamed(length=2, cache=0.2),
+]
+
+
+def test_three_hundred_types_of_edges(tmp_path: Path) -> None:
+    """Whole lists reach what sets reach; all strategies and a pack give the same batches."""
+    rng, n = np.random.default_rng(5), {"a": 90, "b": 40}
+    kinds = [("a", "b")[i % 2] for i in range(300)]
+    edges = {
+        (kind, f"relation {i}", "a"): np.stack([rng.integers(0, n[kind], 30), rng.integers(0, 90, 30)])
+        for i, kind in enumerate(kinds)
+    }
+    graph = TypedArrays(n, edges).draw("x", 6, a=8, b=16)
+    seeds = "a", np.arange(40)
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        sampler = NeighborSampler(g, [-1, 2], edges=True)
+        with Loader(g, sampler, seeds, 10, strategy=OnDemand(cache=None), features="x") as loader:
+            want = list(loader)
+        for batch in want:
+            check_batch(graph, batch, edges=True)
+            (hop,) = reached(graph, "a", batch.seeds.numpy(), 1)
+            assert {key: len(block.src) for key, block in batch.blocks[-1].items()} == {key: len(hop[key]) for key in edges}
+        for strategy in STRATEGIES_OF_MANY:
+            with Loader(g, sampler, seeds, 10, strategy=strategy, features="x") as loader:
+                assert same(list(loader), want)
+        with featstore.sample_offline(g, sampler, seeds, 10, path=tmp_path / "p", progress=False) as pack:
+            with Loader(g, strategy=featstore.Packed(pack, cache=0.2), features="x") as loader:
+                assert same(sorted(loader, key=lambda batch: batch.index), want)
+
+
+@pytest.mark.parametrize("seeds", [[], np.empty(0, np.int64)])
+def test_seeds_of_a_type_without_nodes(tmp_path: Path, seeds: Any) -> None:
+    graph = academic(papers=200)
+    graph.n["tag"] = 0
+    with graph.create(tmp_path / "g", memory="64MiB") as g:
+        with Loader(g, NeighborSampler(g, [2]), ("tag", seeds), 5, strategy="ondemand") as loader:
+            assert (len(loader), list(loader)) == (0, [])
+        with pytest.raises(IndexError, match="seed 0 at position 0 is not a node: the graph has none"):
+            Loader(g, NeighborSampler(g, [2]), ("tag", [0]), 5, strategy="ondemand")
+
+
 MADE: list[tuple[Any, dict[str, Any]]] = [
     (OnDemand, {}),
     (OnDemand, {"policy": "lru"}),
