@@ -23,7 +23,7 @@ from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
 
-__all__ = ["Edges", "Nodes", "check_types", "create_typed", "refuse_one_type"]
+__all__ = ["Edges", "Nodes", "check_types", "create_typed", "nodes_and_edges", "refuse_one_type"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -73,6 +73,36 @@ def refuse_one_type(arrays: Mapping[str, Any], cleaning: Cleaning) -> None:
         )
     if not cleaning.is_none:
         raise ValueError(f"{cleaning.given}=True cannot be given with nodes and edges: clean the edges of each type before")
+
+
+def nodes_and_edges(
+    edge_index: Mapping[Any, Any],
+    num_nodes: Any,
+    features: Any = None,
+    node_data: Any = None,
+    edge_features: Any = None,
+) -> tuple[dict[str, Nodes], dict[Any, Edges]]:
+    """Make the arguments of :func:`create_typed` of mappings by type: pairs of edges, numbers of nodes, and fields.
+
+    TypeError for what is no mapping; ValueError for fields of a type that is not there.
+    """
+
+    def by_type(argument: str, given: Any, types: Mapping[Any, Any]) -> dict[Any, Any]:
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{argument} must be a mapping of types, as edge_index is one, not {type(given).__name__}")
+        if unknown := [key for key in given if key not in types]:
+            raise ValueError(f"{argument}: {unknown[0]!r} is none of the types {', '.join(map(repr, types))}")
+        return dict(given)
+
+    counts = by_type("num_nodes", num_nodes, num_nodes)
+    rows, data = by_type("features", features, counts), by_type("node_data", node_data, counts)
+    of_edges = by_type("edge_features", edge_features, edge_index)
+    # A tuple is sources and destinations here, and not (indptr, indices).
+    pairs = {key: list(given) if isinstance(given, tuple) else given for key, given in edge_index.items()}
+    nodes = {name: Nodes(n, rows.get(name), data.get(name)) for name, n in counts.items()}
+    return nodes, {key: Edges(given, of_edges.get(key)) for key, given in pairs.items()}
 
 
 @contextlib.contextmanager

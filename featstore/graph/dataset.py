@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +12,7 @@ from featstore.config import Options, check_flag
 from featstore.creation import build
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike
-from featstore.creation.typed import Nodes, create_typed, refuse_one_type
+from featstore.creation.typed import Nodes, create_typed, nodes_and_edges, refuse_one_type
 from featstore.errors import StaleError
 from featstore.graph import reading
 from featstore.graph import verify as verification
@@ -227,11 +227,11 @@ class OutOfCoreGraph(ChangingDataset):
         cls,
         path: str | os.PathLike[str],
         edge_index: Any,
-        num_nodes: int,
-        features: Mapping[str, ArrayLike] | None = None,
-        node_data: Mapping[str, ArrayLike] | None = None,
+        num_nodes: int | Mapping[str, int],
+        features: Mapping[str, Any] | None = None,
+        node_data: Mapping[str, Any] | None = None,
         *,
-        edge_features: Mapping[str, ArrayLike] | None = None,
+        edge_features: Mapping[Any, Any] | None = None,
         coalesce: bool = False,
         remove_self_loops: bool = False,
         to_undirected: bool = False,
@@ -249,8 +249,9 @@ class OutOfCoreGraph(ChangingDataset):
         edge_index : integer array, shape (2, num_edges), or iterable of such blocks
             Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path, two lists or arrays; or
             an iterable of blocks ``[2, k]``, consumed once. A list of pairs is ``np.array(pairs).T``. Samplers number edges in
-            this order (``edges=True``).
-        num_nodes : int
+            this order (``edges=True``). Of several types a mapping of ``(source, relation, destination)`` to one of these, as
+            PyG's ``edge_index_dict``; all fields are mappings by type then, and edges are not cleaned.
+        num_nodes : int, or mapping of type to int
         coalesce : bool
             Remove duplicates, as PyG's ``coalesce`` and DGL's ``to_simple`` do; otherwise repeated edges stay. Edges are then
             numbered as :meth:`edges` yields them. Not allowed with ``edge_features`` or ``stripes``.
@@ -289,7 +290,12 @@ class OutOfCoreGraph(ChangingDataset):
             progress=progress,
             memory=memory,
         )
-        build.from_edge_index(options, edge_index, num_nodes, features, node_data, edge_features)
+        if isinstance(edge_index, Mapping):
+            refuse_one_type({}, options.cleaning)
+            create_typed(options, *nodes_and_edges(edge_index, num_nodes, features, node_data, edge_features))
+        else:
+            n = cast("int", num_nodes)  # else it is refused there
+            build.from_edge_index(options, edge_index, n, features, node_data, edge_features)
         return cls._open_made(options)
 
     @classmethod

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,49 @@ def test_three_hundred_relations_that_differ_in_their_name_alone(tmp_path: Path,
     with OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=given, progress=False, **FORMS[form]) as g:
         assert g["b", "relation 299", "a"].features["w"][:].tolist() == [299] * edges["b", "relation 299", "a"].shape[1]
     check(tmp_path / "g", n, edges)
+
+
+def test_mappings_of_edge_index_make_the_same_dataset(tmp_path: Path) -> None:
+    """In every form of pairs; of types without fields, too."""
+    rng, n = np.random.default_rng(3), {"a": 30, "b": 20, "c": 0}
+    edges = {("a", "r", "b"): 90, ("b", "s", "a"): 40, ("a", "t", "a"): 0}
+    pairs = {key: pairs_of(n, key, n_edges, rng) for key, n_edges in edges.items()}
+    x, y, w = rng.random((30, 4)), rng.integers(0, 9, 20), rng.random((90, 2))
+    forms: list[Callable[[Any], Any]] = [
+        lambda each: each,
+        lambda each: (each[0].tolist(), each[1].tolist()),
+        lambda each: iter([each[:, :25], each[:, 25:]]),
+    ]
+    nodes = {"a": featstore.Nodes(30, {"x": x}), "b": featstore.Nodes(20, data={"y": y}), "c": featstore.Nodes(0)}
+    given = {key: featstore.Edges(each, {"w": w} if key[1] == "r" else None) for key, each in pairs.items()}
+    OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=given, progress=False).close()
+    for number, form in enumerate(forms):
+        path = tmp_path / str(number)
+        OutOfCoreGraph.from_edge_index(
+            path,
+            {key: form(each) for key, each in pairs.items()},
+            n,
+            {"a": {"x": x}},
+            {"b": {"y": y}},
+            edge_features={("a", "r", "b"): {"w": w}},
+            progress=False,
+        ).close()
+        for file in sorted((tmp_path / "g").glob("*.rows")):
+            assert (path / file.name).read_bytes()[4096:] == file.read_bytes()[4096:], file.name
+        check(path, n, pairs)
+
+
+def test_mappings_of_edge_index_that_do_not_fit(tmp_path: Path) -> None:
+    pairs, n = {("a", "r", "a"): np.array([[0, 1], [1, 2]])}, {"a": 3}
+    make = partial(OutOfCoreGraph.from_edge_index, tmp_path / "g", progress=False)
+    refuses(TypeError, "num_nodes must be a mapping of types, as edge_index is one, not int", lambda: make(pairs, 3))
+    refuses(TypeError, "features must be a mapping of types, as edge_index is one, not list", lambda: make(pairs, n, [1]))
+    refuses(ValueError, "features: 'x' is none of the types 'a'", lambda: make(pairs, n, {"x": np.eye(3)}))
+    refuses(ValueError, "edge_features: 'w' is none of the types", lambda: make(pairs, n, edge_features={"w": np.ones(2)}))
+    refuses(ValueError, "coalesce=True cannot be given", lambda: make(pairs, n, coalesce=True))
+    refuses(IndexError, "edge type .*'r'", lambda: make(pairs, {"a": 2}))
+    refuses(TypeError, "num_nodes|nodes must be a mapping", lambda: make(pairs, None))
+    assert not (tmp_path / "g").exists()
 
 
 def test_one_named_type_is_a_graph_with_types(tmp_path: Path) -> None:
