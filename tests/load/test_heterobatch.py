@@ -386,6 +386,22 @@ def test_memory_goes_where_it_is_asked_for(tmp_path: Path, make: Any, options: d
             assert 0 < 1.5 * shares["paper/x"] < shares["institution/x"]
 
 
+@pytest.mark.parametrize("features", [{"paper": "x"}, {"author": "x"}, "x"])
+def test_auto_counts_the_rows_of_all_features(tmp_path: Path, features: Any) -> None:
+    """Its estimates, of batches of a sample, are of as many rows as an epoch without a cache asks for."""
+    graph = academic(papers=8000).draw("x", 4, paper=128, author=32, institution=64)
+    with graph.create(tmp_path / "g", memory="24MiB") as g:
+        strategy = featstore.Auto(cache=None)
+        with Loader(
+            g, NeighborSampler(g, [4, 4]), ("paper", np.arange(2000)), 50, strategy=strategy, features=features
+        ) as loader:
+            asked = sum(len(rows) for batch in loader for of_types in batch.features.values() for rows in of_types.values())
+            estimates = loader.stats()["auto"]["estimates"]
+    for each in estimates:
+        if each["strategy"] == "ondemand":
+            assert 0.97 * asked < each["rows_loaded"] < 1.03 * asked
+
+
 def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = academic(papers=12_000).draw("x", 3, author=24)
     taken: dict[str, int] = {}
