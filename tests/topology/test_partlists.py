@@ -315,6 +315,9 @@ def test_batches_know_their_macro_batch() -> None:
     class Nodes:
         num_nodes, path = 40, "nowhere"
 
+        def refuse_types(self, what: str) -> None:
+            """It has none."""
+
     g: Any = Nodes()
     part = np.arange(40, dtype=np.int32) // 10 * 3  # parts 0, 3, 6, 9
     for macro, size in ((1, 3), (2, 7), (3, 40), (4, 1)):
