@@ -225,6 +225,57 @@ def test_a_subgraph_for_each_seed(case: Any, repeats: bool, monkeypatch: Any) ->
         next(iter(links))
 
 
+EMPTIES = {
+    "a type without nodes": "tag",
+    "all of its nodes": ("tag", None),
+    "no ids": ("paper", torch.empty(0, dtype=torch.int64)),
+    "an empty list": ("paper", []),
+    "no ids of a type without nodes": ("tag", torch.empty(0, dtype=torch.int64)),
+    "a mask of no True": ("paper", torch.zeros(60, dtype=torch.bool)),
+    "a mask of a type without nodes": ("tag", torch.empty(0, dtype=torch.bool)),
+}
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: Any) -> Any:
+    """Papers and a type without nodes, with edges of types that have none."""
+    arrays = academic(papers=60)
+    arrays.n["tag"] = 0
+    arrays.edges |= {key: np.empty((2, 0), np.int64) for key in (("tag", "of", "paper"), ("paper", "has", "tag"))}
+    arrays.data["tag"] = {"y": np.empty(0, np.int64)}
+    with arrays.draw("x", 1, tag=3).create(tmp_path_factory.mktemp("tagged") / "g", memory="64MiB") as g:
+        yield arrays, g
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "streamed", "auto"])
+@pytest.mark.parametrize("nodes", EMPTIES.values(), ids=EMPTIES)
+def test_no_seeds_make_an_epoch_without_batches(tagged: Any, nodes: Any, strategy: str, monkeypatch: Any) -> None:
+    """As PyG's own loader, but that torch's refuses to shuffle nothing; with each option of batches, and epoch after epoch."""
+    use_stand_in(monkeypatch)
+    arrays, g = tagged
+    options = {"num_neighbors": fanouts_of(arrays), "input_nodes": nodes, "batch_size": 2}
+    assert list(NeighborLoader(memory(arrays), **options)) == []
+    for more in ({}, {"shuffle": True, "drop_last": True}, {"edges": True, "num_workers": 2}, {"disjoint": True}):
+        with OwnLoader(g, **options, **more, strategy=strategy) as own:
+            assert [len(own), list(own), list(own)] == [0, [], []]
+
+
+def test_a_type_without_nodes_in_batches(tagged: Any, monkeypatch: Any) -> None:
+    """It has rows and edges of length 0, as PyG's; a node of it is none of the graph's."""
+    use_stand_in(monkeypatch)
+    arrays, g = tagged
+    options = {"num_neighbors": fanouts_of(arrays), "input_nodes": ("paper", torch.tensor([7, 3])), "batch_size": 2}
+    (its,) = NeighborLoader(memory(arrays), **options)
+    with OwnLoader(g, **options, edges=True, strategy="ondemand") as own:
+        (mine,) = own
+    check_same(mine, its, arrays, "paper")
+    assert mine["tag"].x.shape == its["tag"].x.shape == (0, 3)
+    assert mine["tag", "of", "paper"].edge_index.shape == (2, 0)
+    options["input_nodes"] = "tag", torch.tensor([0])
+    with pytest.raises(IndexError, match="seed 0 at position 0 is not a node: the graph has none"):
+        OwnLoader(g, **options)
+
+
 def test_flights_have_what_their_tables_say() -> None:
     """The graph is the real one: flights of a plane share its tail number, and New York has three airports."""
     arrays = flights()
