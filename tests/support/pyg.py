@@ -133,10 +133,11 @@ def _most(ids: torch.Tensor) -> int:
 
 
 def is_compiled() -> bool:
-    """Tell whether PyG samples by pyg-lib or torch-sparse here; in a test that does, let it warn of the latter."""
-    if not torch_geometric.typing.WITH_PYG_LIB:
+    """Tell whether PyG samples by pyg-lib or torch-sparse here; of the latter it may then warn for the rest of the test."""
+    with_sparse = torch_geometric.typing.WITH_TORCH_SPARSE and not torch_geometric.typing.WITH_PYG_LIB
+    if with_sparse:
         warnings.filterwarnings("ignore", "Using '.*Sampler' without a 'pyg-lib' installation is deprecated", UserWarning)
-    return bool(torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE)
+    return bool(with_sparse or torch_geometric.typing.WITH_PYG_LIB)
 
 
 def whole_lists(data: Data, indptr: Any, indices: Any, depth: int) -> BaseSampler:
