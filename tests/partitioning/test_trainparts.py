@@ -200,6 +200,29 @@ def test_shared_neighbourhoods_come_together() -> None:
         assert found.n_nodes.mean() <= most * at_random
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_by_paths_are_little_larger_than_exact_ones(seed: int) -> None:
+    """At most 1.2 times, where parts at random have 1.5 times the nodes: communities, degrees of a power law, and hubs of all."""
+    rng, n, size, k = np.random.default_rng(seed), 8000, 100, 8
+    members = rng.permutation(n).reshape(-1, size)
+    community = np.empty(n, np.int64)
+    community[members] = np.arange(len(members))[:, None]
+    degrees = np.minimum(rng.zipf(1.8, n) + 2, 200)
+    of, indptr = np.repeat(np.arange(n), degrees), np.concatenate([[0], np.cumsum(degrees)])
+    within = members[community[of], (size * rng.random(len(of)) ** 1.5).astype(np.int64)]
+    hubs = members.ravel()[(n * rng.random(len(of)) ** 3).astype(np.int64)]
+    indices = np.where(rng.random(len(of)) < 0.98, within, hubs)
+    train = np.flatnonzero(rng.random(n) < 0.1).tolist()
+    exact, paths = (divide(Arrays(indptr, indices, 1 << 16, np.int32), train, k, 2, visits)[0] for visits in (1 << 30, 0))
+    lists, mean = lists_of(indptr, indices), exact.n_nodes.mean()
+    drawn = np.array_split(rng.permutation(train).tolist(), k)
+    at_random = np.mean([len(set().union(*(neighborhood(lists, v, 2)[0] for v in each))) for each in drawn])
+    assert 1.5 * mean <= at_random
+    assert paths.n_nodes.mean() <= 1.2 * mean
+    for parts in (exact, paths):
+        assert np.diff(parts.offsets).max() <= 1.02 * len(train) / k
+
+
 @pytest.fixture
 def g(tmp_path: Path) -> Any:
     indptr, indices = make_graph(600, 6, 0)
