@@ -461,6 +461,18 @@ def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
+def test_a_ray_actor_is_asked_beside_gloo(tmp_path: Path) -> None:
+    """Over the loopback device, and over the link where there can be one."""
+    figures, errors = run_script("bench_shards.py", tmp_path, "--only", "calls")
+    engines = ["sharded", "send and recv", "all_to_all", "rpc", "a Ray actor", "a Ray actor, whole calls"]
+    has_link = "the link is left out" not in errors
+    names = [str(figure["name"]).rsplit(": ", 1) for figure in figures]
+    assert [name for _, name in names] == engines * (2 if has_link else 1)
+    assert [("Mbit/s" in where) for where, _ in names] == [False] * 6 + [True] * 6 * has_link
+    assert all(figure["value"] > 0 for figure in figures)
+
+
+@pytest.mark.stress
 def test_two_trees_are_compared_in_turn(tmp_path: Path) -> None:
     """Here both are this one: they load the same rows."""
     line = ("--only", "epochs", "--strategy", "superbatch", "--beside", str(BENCHMARKS.parent))
