@@ -1,12 +1,14 @@
 """Rows of another machine: calls between two processes of this one, and an epoch over a link of 1 Gbit/s and 5 ms.
 
-``calls``: rank 0 asks rank 1 for ``n`` random rows of ``--row-bytes``, one call after the other, over the loopback device. It
-does so by :class:`featstore.distributed.Sharded`, and by engines that this could be built on, each in its simplest form over
-rows in memory: gloo's ``send`` and ``recv``, ``all_to_all`` and torch's RPC. Rows a second; ``ms`` is the median call.
+``calls``: rank 0 asks rank 1 for ``n`` random rows of ``--row-bytes``, one call after the other. It does so by
+:class:`featstore.distributed.Sharded`, and by engines that this could be built on, over rows in memory: gloo's ``send`` and
+``recv``, ``all_to_all`` and torch's RPC, each in its simplest form, and a Ray actor (``ray_actor.py``), which is asked for pieces
+as ``Sharded`` asks, or for a whole call at once. Rows a second; ``ms`` is the median call. First over the loopback device, then
+over a link: two network namespaces are joined (``--mbit``, ``--delay-us`` in each direction; ``delayed_link.py``). With
+``--tiny``, Ray and the calls over the link run only if ``--only`` asks for calls.
 
-``link``: two network namespaces are joined by a link (``--mbit``, ``--delay-us`` in each direction; ``delayed_link.py``).
-Rank 0 runs epochs, rank 1 has most of the rows (``--share`` percent). Bytes a second that came over the link in an epoch,
-against one TCP connection over the same link. It needs root; without, stderr says so.
+``link``: rank 0 runs epochs over such a link, rank 1 has most of the rows (``--share`` percent). Bytes a second that came over
+the link in an epoch, against one TCP connection over it. A link needs root; without, stderr says so.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray_actor
 from delayed_link import Link, link, stream_bytes_per_s, why_not
 from harness import Report, arguments, main, scratch
 
-ENGINES = ("sharded", "send and recv", "all_to_all", "rpc")
+ENGINES = ("sharded", "send and recv", "all_to_all", "rpc", "a Ray actor", "a Ray actor, whole calls")
 STRATEGIES = ("superbatch", "ginex", "ondemand")
 PORT = 29533
 
@@ -89,13 +92,30 @@ def by_rpc(rank: int, rows: Any, job: dict[str, Any]) -> dict[str, Any]:
 
     global _rows
     _rows = rows
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{job['meets']}/rpc")
+    # Else rows come through shared memory, which two machines do not have.
+    by_tcp: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{job['meets']}/rpc", **by_tcp)
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     found = {}
     if rank == 0:
         for n in job["sizes"]:
             found[str(n)] = timed_calls(lambda ids: rpc.rpc_sync("rank1", _selected, (torch.from_numpy(ids),)), job, n)
     rpc.shutdown()
+    return found
+
+
+def by_ray(rank: int, job: dict[str, Any]) -> dict[str, Any]:
+    """This process asks an actor, whose raylet is there already."""
+    rows, found = np.load(job["rows"], mmap_mode="r"), dict[str, Any]()
+    with ray_actor.asking(job["ray"], job["rows"]) as ask:
+        out = np.empty((min(1000, job["n"]), job["row_bytes"]), np.uint8)
+        ask(np.arange(len(out)), out, 99)
+        assert np.array_equal(out, rows[: len(out)])
+        for name, most in (("a Ray actor", ray_actor.piece_rows(job["row_bytes"])), ("a Ray actor, whole calls", job["n"])):
+            found[name] = {}
+            for n in job["sizes"]:
+                out = np.empty((n, job["row_bytes"]), np.uint8)
+                found[name][str(n)] = timed_calls(lambda ids, out=out, most=most: ask(ids, out, most), job, n)
     return found
 
 
@@ -175,11 +195,11 @@ def epochs(rank: int, job: dict[str, Any]) -> dict[str, Any]:
 # -- all of them ---------------------------------------------------------------------------------------------------------------
 
 
-def together(job: dict[str, Any], joined: Link | None = None) -> dict[str, Any]:
-    """Run both ranks; return what rank 0 found."""
+def together(job: dict[str, Any], joined: Link | None = None, n_ranks: int = 2) -> dict[str, Any]:
+    """Run the ranks; return what rank 0 found."""
     with tempfile.TemporaryDirectory(prefix="shards-") as meets:
         ranks = []
-        for rank in range(2):
+        for rank in range(n_ranks):
             before = [] if joined is None else joined.command(rank)
             device = "lo" if joined is None else joined.devices[rank]
             text = json.dumps({**job, "meets": meets, "rank": rank})
@@ -222,29 +242,52 @@ def make(folder: Path, args: argparse.Namespace, n: int, row_bytes: int, share: 
     }
 
 
-def of_calls(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
-    sizes = [100] if args.tiny else [100, 1000, 10_000]
-    found = [together({**job, "what": "calls", "sizes": sizes, "calls": 3 if args.tiny else 100}) for _ in range(args.runs)]
-    for n in sizes:
-        of = {name: [each[name][str(n)] for each in found] for name in ENGINES}
-        for name in ENGINES:
-            is_ours = name == "sharded"
+def asked(job: dict[str, Any], joined: Link | None, with_ray: bool) -> dict[str, Any]:
+    """Call by all engines, Ray's after its processes have started, and while they are the only ones."""
+    found = together({**job, "what": "calls"}, joined)
+    if with_ray:
+        with ray_actor.cluster(joined) as at:
+            found |= together({**job, "what": "ray", "ray": at}, joined, n_ranks=1)
+    return found
+
+
+def of_calls(args: argparse.Namespace, report: Report, job: dict[str, Any], where: str, joined: Link | None) -> None:
+    job = {**job, "sizes": [100] if args.tiny else [100, 1000, 10_000], "calls": 3 if args.tiny else 100}
+    is_whole = not args.tiny or bool(args.only)
+    reason = ray_actor.why_not() if is_whole else ""
+    if reason:
+        print(f"# the Ray actor is left out: {reason}", file=sys.stderr, flush=True)
+    found = [asked(job, joined, is_whole and not reason) for _ in range(args.runs)]
+    for n in job["sizes"]:
+        of = {name: [each[name][str(n)] for each in found] for name in ENGINES if name in found[0]}
+        for name, runs in of.items():
+            is_compared = name not in ("send and recv", "all_to_all", "rpc")
             report.figure(
-                f"rows of another process, {n} rows a call: {name}",
-                [each["rows_per_s"] for each in of[name]],
+                f"rows of another process{where}, {n} rows a call: {name}",
+                [each["rows_per_s"] for each in runs],
                 "rows/s",
-                reference="send and recv" if is_ours else None,
-                references=[each["rows_per_s"] for each in of["send and recv"]] if is_ours else None,
-                ms=[round(each["ms"], 3) for each in of[name]],
+                reference="send and recv" if is_compared else None,
+                references=[each["rows_per_s"] for each in of["send and recv"]] if is_compared else None,
+                ms=[round(each["ms"], 3) for each in runs],
                 row_bytes=args.row_bytes,
             )
 
 
-def of_link(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+def over(args: argparse.Namespace) -> str:
+    return f"{args.mbit} Mbit/s and {args.delay_us / 1000:g} ms"
+
+
+def joining(args: argparse.Namespace) -> AbstractContextManager[Link | None]:
+    """The link; None, which stderr explains, where there can be none."""
     reason = why_not()
     if reason:
         print(f"# the link is left out: {reason}", file=sys.stderr, flush=True)
-    with nullcontext() if reason else link(args.mbit * 1_000_000, args.delay_us / 1e6) as joined:
+        return nullcontext()
+    return link(args.mbit * 1_000_000, args.delay_us / 1e6)
+
+
+def of_link(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+    with joining(args) as joined:
         found: list[dict[str, Any]] = []
         more = {"what": "epochs", "strategies": STRATEGIES[: 1 if args.tiny else None], "fanouts": [10, 10]}
         more |= {"seeds": 200 if args.tiny else args.seeds, "batch": 50 if args.tiny else 1000}
@@ -253,7 +296,7 @@ def of_link(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> No
             found = [together({**job, **more, "address": joined.addresses[1]}, joined) for _ in range(args.runs)]
     for turn, strategy in enumerate(STRATEGIES[: 1 if args.tiny else None] if found else ()):
         report.figure(
-            f"an epoch over {args.mbit} Mbit/s and {args.delay_us / 1000:g} ms: {strategy}",
+            f"an epoch over {over(args)}: {strategy}",
             [each[strategy]["bytes_per_s"] for each in found],
             "bytes/s",
             reference="one TCP connection over the link",
@@ -268,7 +311,12 @@ def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     if "calls".startswith(args.only):
         with scratch(args, "shards-calls") as folder:
-            of_calls(args, report, make(folder, args, args.nodes, args.row_bytes, 1.0))
+            job = make(folder, args, args.nodes, args.row_bytes, 1.0)
+            of_calls(args, report, job, "", None)
+            if not args.tiny or args.only:
+                with joining(args) as joined:
+                    if joined is not None:
+                        of_calls(args, report, job, f" over {over(args)}", joined)
     if "link".startswith(args.only):
         with scratch(args, "shards-link") as folder:
             of_link(args, report, make(folder, args, args.link_nodes, args.link_row_bytes, args.share / 100))
@@ -277,7 +325,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         given = json.loads(sys.argv[2])
-        print(json.dumps({"calls": calls, "epochs": epochs}[given["what"]](given["rank"], given)))
+        print(json.dumps({"calls": calls, "ray": by_ray, "epochs": epochs}[given["what"]](given["rank"], given)))
     else:
         sizes = {"nodes": 400_000, "row_bytes": 512, "link_nodes": 100_000, "link_row_bytes": 3072, "seeds": 5000}
         main(run, arguments(__doc__ or "", **sizes, mbit=1000, delay_us=5000, share=90))

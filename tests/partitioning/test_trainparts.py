@@ -21,6 +21,7 @@ from featstore.partitioning import trainparts
 from featstore.partitioning.fennel import Fennel
 from featstore.partitioning.ldg import LDG
 from featstore.partitioning.trainparts import TrainParts
+from featstore.sampling.shares import ShareOfBatches
 from featstore.topology.listblocks import ListBlock, NodeLists
 from tests.support.graphs import make_graph
 from tests.support.reference_partitions import lists_of, neighborhood, pagraph
@@ -199,6 +200,29 @@ def test_shared_neighbourhoods_come_together() -> None:
         assert found.n_nodes.mean() <= most * at_random
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_by_paths_are_little_larger_than_exact_ones(seed: int) -> None:
+    """At most 1.2 times, where parts at random have 1.5 times the nodes: communities, degrees of a power law, and hubs of all."""
+    rng, n, size, k = np.random.default_rng(seed), 8000, 100, 8
+    members = rng.permutation(n).reshape(-1, size)
+    community = np.empty(n, np.int64)
+    community[members] = np.arange(len(members))[:, None]
+    degrees = np.minimum(rng.zipf(1.8, n) + 2, 200)
+    of, indptr = np.repeat(np.arange(n), degrees), np.concatenate([[0], np.cumsum(degrees)])
+    within = members[community[of], (size * rng.random(len(of)) ** 1.5).astype(np.int64)]
+    hubs = members.ravel()[(n * rng.random(len(of)) ** 3).astype(np.int64)]
+    indices = np.where(rng.random(len(of)) < 0.98, within, hubs)
+    train = np.flatnonzero(rng.random(n) < 0.1).tolist()
+    exact, paths = (divide(Arrays(indptr, indices, 1 << 16, np.int32), train, k, 2, visits)[0] for visits in (1 << 30, 0))
+    lists, mean = lists_of(indptr, indices), exact.n_nodes.mean()
+    drawn = np.array_split(rng.permutation(train).tolist(), k)
+    at_random = np.mean([len(set().union(*(neighborhood(lists, v, 2)[0] for v in each))) for each in drawn])
+    assert 1.5 * mean <= at_random
+    assert paths.n_nodes.mean() <= 1.2 * mean
+    for parts in (exact, paths):
+        assert np.diff(parts.offsets).max() <= 1.02 * len(train) / k
+
+
 @pytest.fixture
 def g(tmp_path: Path) -> Any:
     indptr, indices = make_graph(600, 6, 0)
@@ -233,6 +257,39 @@ def test_of_a_dataset_and_kept_in_it(tmp_path: Path, topology: str) -> None:
         refuses(IndexError, r"part 7 is not in \[0, 7\)", lambda: read.part(7))
         refuses(IndexError, "part -1", lambda: read.part(-1))
         g.verify(progress=False)
+
+
+def test_more_parts_than_a_byte_numbers_are_kept(tmp_path: Path) -> None:
+    """Parts 0 and 256, say, stay two: in the file, as views, and as the seeds of ranks."""
+    k, (indptr, indices) = 300, make_graph(900, 4, 3)
+    lists, train = lists_of(indptr, indices), np.sort(np.random.default_rng(1).permutation(900)[:700])
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, progress=False, memory="64MiB") as g:
+        made = featstore.partition(g, k, "ldg", train, hops=2, seed=5, progress=False)
+        of_all = featstore.partition(g, k, "random", progress=False)
+    trained = [set(made.part(part).tolist()) for part in range(k)]
+    whole = [set().union(*(neighborhood(lists, v, 2)[0] for v in nodes)) for nodes in trained]
+    assert sorted(v for nodes in trained for v in nodes) == train.tolist()
+    assert {len(nodes) for nodes in trained} == {2, 3}
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        kept = g.parts()["ldg-300-hops-2"]
+        assert kept.n_parts == k
+        agree(kept.self_reliant(), (trained, whole))
+        for part in (0, 43, 44, 255, 256, 299):
+            with g.part(part, kept.name, progress=False) as view:
+                assert view.own_part is not None
+                assert view.own_part.train_nodes.tolist() == sorted(trained[part])
+                assert view.own_part.nodes.tolist() == sorted(whole[part])
+                has_list = set().union(*(neighborhood(lists, v, 1)[0] for v in trained[part]))
+                assert np.flatnonzero(view.own_part.has_list(0, 900)).tolist() == sorted(has_list)
+        batches = featstore.PartBatches(kept, train, 2)
+        order, n_steps = batches.epoch(0), len(batches) // k
+        for rank, nodes in enumerate(trained):
+            share = ShareOfBatches(batches, rank, k)
+            seeds = [order.seeds(share.number(step)).tolist() for step in range(n_steps)]
+            assert sorted(v for each in seeds for v in each) == sorted(nodes)
+        read = g.parts()["random-300"].load()
+        assert read.unique().tolist() == list(range(k))
+        assert torch.equal(read, of_all)
 
 
 def test_parts_of_all_nodes_are_asked_for(g: Any) -> None:

@@ -46,7 +46,7 @@ GROUPS = {
     "bench_outre.py": ["accuracy", "lists", "split"],
     "bench_packing.py": ["epochs"],
     "bench_pyg.py": ["cost"],
-    "bench_ranks.py": ["export", "drive", "figure 17"],
+    "bench_ranks.py": ["export", "drive", "figure 17", "planted"],
     "bench_types.py": ["accuracy", "streamed"],
 }
 
@@ -308,6 +308,8 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
         simulate_is_timed_with_both_widths(figures)
     if script == "bench_sampling.py":
         edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures)
+    if script == "bench_ranks.py":
+        what_ranks_promise_holds_where_it_is_counted(figures, only)
     if script == "bench_types.py" and only != "streamed":
         both_sides_train_and_their_means_are_compared(figures)
     if script == "bench_types.py" and only != "accuracy":
@@ -393,6 +395,28 @@ def test_convergence_compares_batches_and_frozen_samples(tmp_path: Path) -> None
     assert errors.splitlines()[-1].startswith("frozen samples")
 
 
+RANKS = {  # by the group, the ends of names of the figures that are counts, and so have targets at the smallest size, too
+    "export": ["batches that differ", "batches that differ", "ids read of lists outside the part"],
+    "drive": [],
+    "figure 17": ["ids read of lists outside of parts"],
+    "planted": [
+        "nodes a part, exact",
+        "nodes a part, paths",
+        "training nodes of the largest part, exact",
+        "training nodes of the largest part, paths",
+    ],
+}
+
+
+def what_ranks_promise_holds_where_it_is_counted(figures: Figures, only: str) -> None:
+    promised = [figure for figure in figures if "target" in figure]
+    expected = RANKS[only] if only else [end for ends in RANKS.values() for end in ends]
+    assert sorted(str(figure["name"]).rsplit(": ", 1)[1] for figure in promised) == sorted(expected)
+    assert [figure for figure in promised if not figure["met"]] == []
+    exported = [figure for figure in promised if str(figure["name"]).endswith("batches that differ")]
+    assert all(figure["batches"] == 2 * 8 for figure in exported), "both ranks have as many"
+
+
 EPOCHS: dict[str, tuple[Callable[[Figures], None], ...]] = {
     "memmap": (epochs_against_memory_maps_are_whole_and_have_both_references,),
     "hidden": (hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they,),
@@ -442,6 +466,18 @@ def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
     assert "fio is not installed" not in errors
     assert 0 < len(referring) < len(figures)
     assert not [figure for figure in figures if "missing" in figure]
+
+
+@pytest.mark.stress
+def test_a_ray_actor_is_asked_beside_gloo(tmp_path: Path) -> None:
+    """Over the loopback device, and over the link where there can be one."""
+    figures, errors = run_script("bench_shards.py", tmp_path, "--only", "calls")
+    engines = ["sharded", "send and recv", "all_to_all", "rpc", "a Ray actor", "a Ray actor, whole calls"]
+    has_link = "the link is left out" not in errors
+    names = [str(figure["name"]).rsplit(": ", 1) for figure in figures]
+    assert [name for _, name in names] == engines * (2 if has_link else 1)
+    assert [("Mbit/s" in where) for where, _ in names] == [False] * 6 + [True] * 6 * has_link
+    assert all(figure["value"] > 0 for figure in figures)
 
 
 @pytest.mark.stress
