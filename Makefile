@@ -66,7 +66,7 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# Two processes a core (tests/conftest.py), each with torch; PYTEST_ARGS="-n 0" runs them one after the other.
+# Three processes for two cores (tests/conftest.py), each with torch; PYTEST_ARGS="-n 0" runs them one after the other.
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 

@@ -26,6 +26,7 @@ from typing import Any
 
 PAGE_BYTES = 4096
 GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
+MARGIN_BYTES = 64_000_000  # of resident memory beyond a budget
 LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady
 PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
@@ -276,6 +277,20 @@ class Report:
             with self.out.open("a") as file:
                 file.write(text + "\n")
         return ratio
+
+
+def within(report: Report, title: str, runs: list[dict[str, Any]], memory: int, **more: Any) -> None:
+    """Report the peak resident memory of runs beyond what imports took, their ``peak``, beside the budget and 64 MB."""
+    report.figure(
+        f"{title}, peak resident memory beyond import",
+        [float(each["peak"]) for each in runs],
+        "B",
+        reference="budget + 64 MB",
+        references=[float(memory + MARGIN_BYTES)] * len(runs),
+        target="<= 1.0",
+        budget=memory,
+        **more,
+    )
 
 
 def _short(value: float) -> float:

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from harness import Report, bytes_read_by_kernel, reset_peak, status, timed_epoch
+from harness import Report, bytes_read_by_kernel, reset_peak, status, timed_epoch, within
 from r22 import generate
 
 R26 = {"scale": 26, "dim": 64, "seeds": 256_000}  # as bench_growth.py makes it
 R26_BATCHES, R26_FANOUTS, R26_MEMORY = 60, [10, 10, 10], 4 << 30
 STREAMED = {"cache": 0.1, "disk": "1x"}
-MARGIN_BYTES = 64_000_000  # of resident memory beyond the budget
 
 # The huge graph: a node in LIST_EVERY has a list, of LIST_EDGES sources that have lists, too.
 LIST_EVERY, LIST_EDGES = 64, 4
@@ -211,20 +210,6 @@ def r26(args: argparse.Namespace, report: Report, folder: Path, turns: Turns, da
     )
     for name, runs in {"EpochSampler": ours, "NeighborSampler": theirs}.items():
         within(report, f"{title}, a streamed epoch of a loader, {name}", runs, job["memory"])
-
-
-def within(report: Report, title: str, runs: list[dict[str, Any]], memory: int, **more: Any) -> None:
-    """Peak resident memory of runs beyond what imports took, beside the budget and 64 MB."""
-    report.figure(
-        f"{title}, peak resident memory beyond import",
-        [float(each["peak"]) for each in runs],
-        "B",
-        reference="budget + 64 MB",
-        references=[float(memory + MARGIN_BYTES)] * len(runs),
-        target="<= 1.0",
-        budget=memory,
-        **more,
-    )
 
 
 def huge(args: argparse.Namespace, report: Report, folder: Path, turns: Turns) -> None:

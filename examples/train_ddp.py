@@ -9,6 +9,8 @@ has a feature "x", labels "y", and seeds "train_idx" and "test_idx".
 
 import argparse
 import os
+import signal
+import sys
 
 import torch
 import torch.distributed as dist
@@ -86,6 +88,8 @@ def main() -> None:
     if "RANK" not in os.environ:
         train(options)
         return
+    # Where one process is lost, torchrun ends the others by SIGTERM: as an exception it lets the loader remove its run files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     dist.init_process_group("gloo")  # a process that is lost is an error of the next step, within the group's time-out
     train(options)
     dist.destroy_process_group()

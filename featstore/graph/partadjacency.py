@@ -19,6 +19,7 @@ from featstore.graph.base import StoredGraph
 from featstore.graph.neighbors.listscores import WriteScores
 from featstore.graph.policyinputs import policy_scores
 from featstore.graph.snapshot import Snapshot
+from featstore.idmaps.keys import ranges
 from featstore.storage.catalog import PART, Catalog
 from featstore.topology.base import Topology
 from featstore.topology.part import HOLDER, MOST_HOPS, OUTSIDE, Part, lists_between, lists_bytes
@@ -131,8 +132,7 @@ class PartAdjacency(Adjacency):
                 array[0], array[1] = ids, np.repeat(nodes, counts)
                 graph.check_open()  # as its topology is the whole graph's
                 starts, _ = topology.offsets(nodes)
-                at[:] = np.arange(len(ids))
-                at += np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)
+                at[:] = ranges(starts + begins, counts)
                 yield edges, positions
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from featstore.gather.arrays import id_array
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
 from featstore.sampling.hops import refuse_types
@@ -42,8 +39,8 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
     kind = types.nodes[name]
     if hasattr(given, "epoch"):
         return kind, BatchesOfType(given, kind)
-    if id_array("seeds", given).dtype.kind != "b" and not len(given):
-        return kind, torch.empty(0, dtype=torch.int64, device="cpu")
+    if given is None:
+        raise TypeError(f"seeds: ({name!r}, None) names no nodes; all of the type are ({name!r}, np.arange({kind.n}))")
     return kind, check_given(given, kind.n)[0] + kind.first
 
 

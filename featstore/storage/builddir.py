@@ -30,15 +30,16 @@ from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, File
 from featstore.storage.update import writer_lock
 from featstore.storage.writer import fsync_directory, is_drive_full
 
-__all__ = ["BUILD_STATE", "BuildDirectory", "restore_moved", "sweep_builds"]
+__all__ = ["BUILD_STATE", "SUFFIX_BYTES", "BuildDirectory", "restore_moved", "sweep_builds"]
 
 BUILD_STATE = (
     "state.tmp"  # in a build directory: the record from which a later builder resumes; see Update for what is left of it
 )
 
+SUFFIX_BYTES = len(".tmp-") + 32  # of the names of a build, and of what it replaces
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_SUFFIX_BYTES = len(".tmp-") + 32  # of the names of a build, and of what it replaces
 _INSIDE_BYTES = 256  # a file in the directory
 _SPARES = 6  # descriptors that removing a directory takes
 
@@ -140,7 +141,7 @@ class BuildDirectory:
         self._writer: FileLock | None = None
         self._is_committed = False
         kept = f"{self.target}.tmp-{resume}" if resume else ""
-        check_length(self.target, f"a {what}", "give a shorter one", _SUFFIX_BYTES, _INSIDE_BYTES)
+        check_length(self.target, f"a {what}", "give a shorter one", SUFFIX_BYTES, _INSIDE_BYTES)
         sweep_builds(self.target, kept)
         self._replaces = self._check_target(check_flag("overwrite", overwrite))
         try:

@@ -105,12 +105,10 @@ def ask(
 def ask_of_bytes(context: Context, size: int | float | str | None) -> Context:
     """Measure the loader's first batch if caches of ``size`` are divided by what it asks for, and it is not measured.
 
-    They are if ``size`` is in bytes, and features have different rows. The caches that these have are dropped then, as others
-    will replace them. Raises as :func:`ask`.
+    They are if ``size`` is in bytes, and features have different rows. Raises as :func:`ask`.
     """
     if context.batch is not None or not context.nodes.is_mixed or not isinstance(size, (int, str)) or size == "auto":
         return context
-    context.nodes.drop_caches()
     return ask(context, caches=parse_size(size))[0]
 
 

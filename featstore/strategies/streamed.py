@@ -144,6 +144,7 @@ class Streamed(Superbatch):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
+        context.nodes.drop_caches()  # as Superbatch
         context = ask_of_bytes(context, self.cache)
         planning, profile, why = self.planning(context), None, ""
         if self.length != "auto" or context.chosen.profile_bytes:

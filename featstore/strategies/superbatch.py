@@ -144,6 +144,7 @@ class Superbatch(Strategy):
 
     def run(self, context: Context) -> Runner:
         """See :class:`~featstore.Strategy`."""
+        context.nodes.drop_caches()  # others will replace them, and the first batch is measured in their memory
         context = ask_of_bytes(context, self.cache)
         return run_planned(self, context, self.planning(context))
 
@@ -182,13 +183,13 @@ class Superbatch(Strategy):
         planning = plan_ahead(context, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
         planning = replace(planning, policies=policies)
         if self.cache != "auto":
-            rows = context.nodes.sizes(self.cache, planned, context.batch)
-            planning = replace(planning, capacity=context.nodes.capacity(rows, planned))
-        sizes = context.edges.sizes(self.edge_cache, None)
-        if not any(sizes.values()):
+            sizes = context.nodes.sizes(self.cache, planned, context.batch)
+            planning = replace(planning, capacity=context.nodes.capacity(sizes, planned))
+        edge_sizes = context.edges.sizes(self.edge_cache, None)
+        if not any(edge_sizes.values()):
             return planning
         of_edges = tuple(get_policy(self.planned_by) for _ in context.edges.each)
-        return replace(planning, edge_policies=of_edges, edge_rows=context.edges.capacities(sizes))
+        return replace(planning, edge_policies=of_edges, edge_rows=context.edges.capacities(edge_sizes))
 
 
 def _planned(policy: Policy) -> Policy:

@@ -42,6 +42,11 @@ class NodeLists:
     degree: Int64s
     ids: npt.NDArray[Any]
 
+    def held(self) -> tuple[Int64s, Int64s]:
+        """Count, of each list, the ids that come before those in ``ids``, and those that are in ``ids``."""
+        low = np.maximum(self.at, 0)
+        return low - self.at, np.minimum(self.at + self.degree, len(self.ids)) - low
+
     def spread(self, positions: Int64s | None = None) -> tuple[int, Int64s, Int64s]:
         """Expand the lists to consecutive positions: return the first position, and ``at`` and ``degree`` of all from it on.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.idmaps.keys import ranges
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import counts_dtype
 from featstore.topology.liststream import stream_bytes
@@ -150,12 +151,8 @@ def lists_between(
         hops = hop_of[first : first + _PIECE_NODES]
         nodes = np.flatnonzero((hops >= first_hop) & (hops < stop_hop)) + first
         for block in topology.lists(nodes, _READ_BYTES) if len(nodes) else ():
-            low = np.maximum(block.at, 0)
-            counts = np.minimum(block.at + block.degree, len(block.ids)) - low
-            ends = np.cumsum(counts)
-            places = np.arange(int(ends[-1]) if len(ends) else 0)
-            places += np.repeat(low - (ends - counts), counts)
-            yield nodes[block.where], low - block.at, counts, block.ids[places]
+            begins, counts = block.held()
+            yield nodes[block.where], begins, counts, block.ids[ranges(block.at + begins, counts)]
 
 
 def lists_bytes(num_nodes: int) -> int:

@@ -123,6 +123,8 @@ def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w"):
         pass
     refuses(FormatError, "has no arrays", lambda: Archive(path))
+    path.write_bytes(b"")
+    refuses(FormatError, "a.npz", lambda: Archive(path))
 
 
 def test_raw_arrays(tmp_path: Path) -> None:

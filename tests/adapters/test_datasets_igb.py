@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from featstore.adapters.datasets import igb
 from featstore.adapters.datasets.igb import LABELLED, SIZES
 from featstore.adapters.datasets.writing import PaddedLabels
 from featstore.creation.source import open_source
-from featstore.errors import FormatError
+from featstore.errors import CorruptionError, FormatError
 from tests.support.commands import run
 from tests.support.imports import TINY, assert_same, refused
 from tests.support.typed import CITES, TypedArrays
@@ -144,6 +145,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], type[BaseException], str]] = {
         change("paper/node_feat.npy", np.zeros(16 * 60 - 1, np.float32), raw=True),
         FormatError,
         "cannot have 60 rows of float32",
+    ),
+    "features cut behind their header": (
+        lambda root: os.truncate(root / "processed" / "paper" / "node_feat.npy", 128 + 16 * 60 * 4 - 1),
+        CorruptionError,
+        "node_feat.npy",
+    ),
+    "labels cut in their header": (
+        lambda root: os.truncate(root / "processed" / "paper" / "node_label_19.npy", 100),
+        CorruptionError,
+        "ends within its header.*node_label_19.npy",
     ),
     "another number of papers": (
         change("paper/node_feat.npy", np.zeros((59, 16), np.float32)),

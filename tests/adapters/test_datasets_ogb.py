@@ -181,6 +181,50 @@ def test_splits_of_torch_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert_same(tmp_path / "g", folder.make(tmp_path / "made"))
 
 
+def written_by_ogb(name: str, graph: dict[str, Any], labels: Any, splits: dict[str, Any], *, is_hetero: bool) -> Path:
+    """Write a folder by OGB's own writer of datasets."""
+    from ogb.io import DatasetSaver  # takes more than a second
+
+    saver = DatasetSaver(name, is_hetero, 1)
+    saver.save_graph_list([graph])
+    saver.save_target_labels(labels)
+    saver.save_split(splits, "time")
+    return Path(saver.dataset_dir)
+
+
+@pytest.fixture
+def _no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # the writer's bars begin a thread that stays
+
+
+@pytest.mark.usefixtures("_no_monitor")
+def test_what_its_own_writer_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    alike = Folder(tmp_path / "alike")
+    graph = {"edge_index": alike.edges, "num_nodes": alike.n, "node_feat": alike.x, "node_year": alike.year}
+    graph["edge_feat"] = alike.weight
+    root = written_by_ogb("ogbn-alike", graph, alike.y, alike.splits, is_hetero=False)
+    follow_advice(refused(FormatError, "can run code", tmp_path / "g", lambda: ogb(root, tmp_path / "g", **TINY)).value)
+    ogb(root, tmp_path / "g", **TINY)
+    assert_same(tmp_path / "g", alike.make(tmp_path / "made"))
+
+
+@pytest.mark.usefixtures("_no_monitor")
+def test_what_its_own_writer_writes_of_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    types = typed(tmp_path)
+    types.edges = dict(sorted(types.edges.items()))  # as the writer does
+    of_papers, reltype = types.data["paper"], types.edge_features[WRITES]["edge_reltype"]
+    graph = {"edge_index_dict": types.edges, "num_nodes_dict": types.n, "node_feat_dict": {"paper": types.features["paper"]["x"]}}
+    graph |= {"node_year": {"paper": of_papers["node_year"]}, "edge_reltype": {WRITES: reltype}}
+    splits = {name: {"paper": of_papers[f"{name}_idx"]} for name in ("train", "valid", "test")}
+    root = written_by_ogb("ogbn-types", graph, {"paper": of_papers["y"]}, splits, is_hetero=True)
+    follow_advice(refused(FormatError, "can run code", tmp_path / "g", lambda: ogb(root, tmp_path / "g", **TINY)).value)
+    ogb(root, tmp_path / "g", **TINY)
+    types.create(tmp_path / "made").close()
+    assert_same(tmp_path / "g", tmp_path / "made")
+
+
 def test_labels_without_a_value_are_counted(tmp_path: Path) -> None:
     """As in ogbn-papers100M, float32 with NaN; in CSV they are empty."""
     for form in FORMS:

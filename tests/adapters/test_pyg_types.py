@@ -14,7 +14,7 @@ from featstore import NeighborSampler
 from featstore.strategies.registry import available_strategies, find_strategy
 from tests.adapters.test_pyg_hetero import whole_of
 from tests.support.flights import flights
-from tests.support.pyg import LinkNeighborLoader, NeighborLoader, use_stand_in
+from tests.support.pyg import LinkNeighborLoader, NeighborLoader, torch_geometric, use_stand_in
 from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, random_types
 
@@ -69,7 +69,8 @@ def check_same(mine: Any, its: Any, arrays: TypedArrays, kind: str, *, ordered: 
     """Check that batches have the same seeds in order and, hop by hop, the same nodes and edges; rows, labels and numbers.
 
     PyG goes through a list in the order of the input, the library by source: the order within a hop is no part of what must be
-    equal, unless the input is in this order.
+    equal, unless the input is in this order. torch-sparse does not say where a hop ends: its nodes and edges are divided as the
+    library's, in the same order of hops.
     """
     n = its[kind].batch_size
     assert mine[kind].batch_size == n
@@ -78,9 +79,10 @@ def check_same(mine: Any, its: Any, arrays: TypedArrays, kind: str, *, ordered: 
     assert mine.validate()
     for name in arrays.n:
         own, other = mine[name], its[name]
-        assert list(own.num_sampled_nodes) == list(other.num_sampled_nodes), name
-        assert own.num_nodes == len(own.n_id) == len(other.n_id)
-        for a, b in zip(*(per_hop(each.n_id.numpy(), each.num_sampled_nodes) for each in (own, other)), strict=True):
+        sizes = list(own.num_sampled_nodes)
+        assert not is_counted(its) or sizes == list(other.num_sampled_nodes), name
+        assert own.num_nodes == len(own.n_id) == len(other.n_id) == sum(sizes)
+        for a, b in zip(*(per_hop(each.n_id.numpy(), sizes) for each in (own, other)), strict=True):
             assert np.array_equal(a if ordered else np.sort(a), b if ordered else np.sort(b)), name
         if name in arrays.features:
             for each in (own, other):
@@ -89,16 +91,24 @@ def check_same(mine: Any, its: Any, arrays: TypedArrays, kind: str, *, ordered: 
             for each in (own, other):
                 assert np.array_equal(each.y[:n].numpy(), arrays.data[name]["y"][each.n_id[:n].numpy()])
     for key, pairs in arrays.edges.items():
-        assert list(mine[key].num_sampled_edges) == list(its[key].num_sampled_edges), key
-        hops = []
+        sizes, hops = list(mine[key].num_sampled_edges), []
+        assert not is_counted(its) or sizes == list(its[key].num_sampled_edges), key
+        assert mine[key].edge_index.shape[1] == its[key].edge_index.shape[1] == sum(sizes), key
         for each in (mine, its):
             local, numbers = each[key].edge_index.numpy(), each[key].e_id.numpy()
             ends = np.stack([each[key[0]].n_id.numpy()[local[0]], each[key[2]].n_id.numpy()[local[1]]])
             assert np.array_equal(pairs[:, numbers], ends), key
             # Of a seed that repeats, each has its edges: the place of the destination tells them apart.
             found = np.stack([numbers, np.where(local[1] < n, local[1], -1) if key[2] == kind else -np.ones_like(numbers)])
-            hops.append([hop if ordered else hop[:, np.lexsort(hop)] for hop in _split(found, each[key].num_sampled_edges)])
+            hops.append([hop if ordered else hop[:, np.lexsort(hop)] for hop in _split(found, sizes)])
         assert all(np.array_equal(a, b) for a, b in zip(*hops, strict=True)), key
+
+
+def is_counted(data: Any) -> bool:
+    """Tell whether PyG's kernel counted the nodes and edges of each hop; torch-sparse alone does not."""
+    counted = all("num_sampled_nodes" in data[kind] for kind in data.node_types)
+    assert counted or torch_geometric.typing.WITH_TORCH_SPARSE
+    return counted
 
 
 def _split(values: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
@@ -127,7 +137,8 @@ def test_the_batches_are_those_of_pyg(case: Any, workers: int, repeats: bool, mo
 def test_the_order_is_pygs_where_the_edges_come_in_the_order_of_lists(tmp_path: Any, monkeypatch: Any) -> None:
     use_stand_in(monkeypatch)
     arrays = academic(papers=200)
-    arrays.edges = {key: np.ascontiguousarray(pairs[:, np.lexsort(pairs)]) for key, pairs in arrays.edges.items()}
+    # The types of edges in the order of their names, in which torch-sparse takes them.
+    arrays.edges = {key: np.ascontiguousarray(pairs[:, np.lexsort(pairs)]) for key, pairs in sorted(arrays.edges.items())}
     options = {"num_neighbors": fanouts_of(arrays, 3), "input_nodes": ("author", torch.tensor([4, 99, 0, 17])), "batch_size": 4}
     with arrays.create(tmp_path / "g", memory="64MiB") as g:
         (its,) = NeighborLoader(memory(arrays), **options, is_sorted=True)  # else PyG sorts, and may swap edges of a list
@@ -223,6 +234,57 @@ def test_a_subgraph_for_each_seed(case: Any, repeats: bool, monkeypatch: Any) ->
     )
     with pytest.raises(NotImplementedError, match="disjoint samples of links"):
         next(iter(links))
+
+
+EMPTIES = {
+    "a type without nodes": "tag",
+    "all of its nodes": ("tag", None),
+    "no ids": ("paper", torch.empty(0, dtype=torch.int64)),
+    "an empty list": ("paper", []),
+    "no ids of a type without nodes": ("tag", torch.empty(0, dtype=torch.int64)),
+    "a mask of no True": ("paper", torch.zeros(60, dtype=torch.bool)),
+    "a mask of a type without nodes": ("tag", torch.empty(0, dtype=torch.bool)),
+}
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: Any) -> Any:
+    """Papers and a type without nodes, with edges of types that have none."""
+    arrays = academic(papers=60)
+    arrays.n["tag"] = 0
+    arrays.edges |= {key: np.empty((2, 0), np.int64) for key in (("tag", "of", "paper"), ("paper", "has", "tag"))}
+    arrays.data["tag"] = {"y": np.empty(0, np.int64)}
+    with arrays.draw("x", 1, tag=3).create(tmp_path_factory.mktemp("tagged") / "g", memory="64MiB") as g:
+        yield arrays, g
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "streamed", "auto"])
+@pytest.mark.parametrize("nodes", EMPTIES.values(), ids=EMPTIES)
+def test_no_seeds_make_an_epoch_without_batches(tagged: Any, nodes: Any, strategy: str, monkeypatch: Any) -> None:
+    """As PyG's own loader, but that torch's refuses to shuffle nothing; with each option of batches, and epoch after epoch."""
+    use_stand_in(monkeypatch)
+    arrays, g = tagged
+    options = {"num_neighbors": fanouts_of(arrays), "input_nodes": nodes, "batch_size": 2}
+    assert list(NeighborLoader(memory(arrays), **options)) == []
+    for more in ({}, {"shuffle": True, "drop_last": True}, {"edges": True, "num_workers": 2}, {"disjoint": True}):
+        with OwnLoader(g, **options, **more, strategy=strategy) as own:
+            assert [len(own), list(own), list(own)] == [0, [], []]
+
+
+def test_a_type_without_nodes_in_batches(tagged: Any, monkeypatch: Any) -> None:
+    """It has rows and edges of length 0, as PyG's; a node of it is none of the graph's."""
+    use_stand_in(monkeypatch)
+    arrays, g = tagged
+    options = {"num_neighbors": fanouts_of(arrays), "input_nodes": ("paper", torch.tensor([7, 3])), "batch_size": 2}
+    (its,) = NeighborLoader(memory(arrays), **options)
+    with OwnLoader(g, **options, edges=True, strategy="ondemand") as own:
+        (mine,) = own
+    check_same(mine, its, arrays, "paper")
+    assert mine["tag"].x.shape == its["tag"].x.shape == (0, 3)
+    assert mine["tag", "of", "paper"].edge_index.shape == (2, 0)
+    options["input_nodes"] = "tag", torch.tensor([0])
+    with pytest.raises(IndexError, match="seed 0 at position 0 is not a node: the graph has none"):
+        OwnLoader(g, **options)
 
 
 def test_flights_have_what_their_tables_say() -> None:

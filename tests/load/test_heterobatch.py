@@ -386,6 +386,23 @@ def test_memory_goes_where_it_is_asked_for(tmp_path: Path, make: Any, options: d
             assert 0 < 1.5 * shares["paper/x"] < shares["institution/x"]
 
 
+@pytest.mark.parametrize("make", [Superbatch, Streamed])
+def test_what_is_foreseen_leaves_the_caches(of_widths: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a run replaces caches: an estimate of bytes that are divided by what a batch asks for drops none."""
+    run = make.run
+
+    def foreseeing(self: Any, context: Any) -> Any:
+        held = {name: store.cache for name, store in of_widths.columns.items()}
+        assert self.foreseen(context).n_batches >= 1
+        assert all(each is not None and of_widths.columns[name].cache is each for name, each in held.items())
+        return run(self, context)
+
+    of_widths.cache(None, 0.2)
+    monkeypatch.setattr(make, "run", foreseeing)
+    epochs(of_widths, make(cache="64KiB"))
+    of_widths.cache(None, 0)
+
+
 @pytest.mark.parametrize("features", [{"paper": "x"}, {"author": "x"}, "x"])
 def test_auto_counts_the_rows_of_all_features(tmp_path: Path, features: Any) -> None:
     """Its estimates, of batches of a sample, are of as many rows as an epoch without a cache asks for."""
@@ -522,6 +539,9 @@ def test_copies_of_a_batch(g: Any, graph: TypedArrays) -> None:
         ({"seeds": ("author", [1500])}, IndexError, "seed 1500 at position 0"),
         ({"seeds": ("author", np.zeros(7, bool))}, ValueError, r"one entry a node \(1500\)"),
         ({"seeds": ("author", np.arange(1500).astype(np.uint8) % 2)}, ValueError, "look like a mask"),
+        ({"seeds": ("author", None)}, TypeError, r"names no nodes; all of the type are \('author', np.arange\(1500\)\)"),
+        ({"seeds": ("author", 3)}, ValueError, r"one-dimensional, not of shape \(\)"),
+        ({"seeds": ("author", np.empty((0, 2), np.int64))}, ValueError, r"one-dimensional, not of shape \(0, 2\)"),
         ({"features": "z"}, ValueError, "no type has 'z'"),
         ({"features": {"author": "x"}}, ValueError, "'author' has no 'x'"),
         ({"features": {"venue": "x"}}, ValueError, "no node type 'venue'"),

@@ -378,15 +378,17 @@ def test_subgraphs_of_weighted_draws(small_weighted: featstore.OutOfCoreGraph) -
     assert len(disjoint.nodes) > len(disjoint.input_ids)
 
 
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
-def test_loaders_deliver_the_sampled_batches(stored: dict[str, Path], tmp_path: Path, strategy: str) -> None:
+WAYS = [(name, "seeds") for name in ("ondemand", "superbatch", "ginex", "streamed", "auto")] + [("superbatch", "of partitions")]
+
+
+@pytest.mark.parametrize(("strategy", "of"), WAYS)
+def test_loaders_deliver_the_sampled_batches(stored: dict[str, Path], strategy: str, of: str) -> None:
     with featstore.open(stored["chunked"], memory="64MiB", threads=2) as g:
         sampler = NeighborSampler(g, [5, 5], edges=True, weight="w", seed=2)
-        options: dict[str, Any] = {} if strategy == "ondemand" else {"run_dir": tmp_path}
-        made = getattr(featstore, {"ondemand": "OnDemand", "superbatch": "Superbatch", "streamed": "Streamed"}[strategy])
-        with Loader(
-            g, sampler, torch.arange(N), batch_size=60, features="x", edge_features=("w",), strategy=made(**options), threads=2
-        ) as loader:
+        given: Any = (torch.arange(N), 60)
+        if of == "of partitions":
+            given = (featstore.PartitionBatches(g, torch.arange(N), 60, np.arange(N) % 20),)
+        with Loader(g, sampler, *given, features="x", edge_features=("w",), strategy=strategy, threads=2) as loader:
             n = 0
             for batch in loader:
                 expected = sampler.sample(batch.seeds, 0, batch.index)

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
     from torch_geometric.nn import GATConv, GCNConv, GraphConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
     from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+    from torch_geometric.sampler import NeighborSampler as ItsSampler
     from torch_geometric.utils import k_hop_subgraph, trim_to_layer
 
 
@@ -131,7 +132,24 @@ def _most(ids: torch.Tensor) -> int:
     return int(ids.max()) + 1 if len(ids) else 0
 
 
+def is_compiled() -> bool:
+    """Tell whether PyG samples by pyg-lib or torch-sparse here; in a test that does, let it warn of the latter."""
+    if not torch_geometric.typing.WITH_PYG_LIB:
+        warnings.filterwarnings("ignore", "Using '.*Sampler' without a 'pyg-lib' installation is deprecated", UserWarning)
+    return bool(torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE)
+
+
+def whole_lists(data: Data, indptr: Any, indices: Any, depth: int) -> BaseSampler:
+    """Return a sampler of whole lists of a graph of :func:`data_of`: PyG's own where it is compiled, else one that stands in."""
+    return ItsSampler(data, [-1] * depth, is_sorted=True) if is_compiled() else HopSampler(indptr, indices, [-1] * depth)
+
+
 def use_stand_in(monkeypatch: Any) -> None:
-    """Let PyG's own NeighborSampler, and so its NeighborLoader, sample graphs of several types without pyg-lib."""
+    """Let PyG's own NeighborSampler, and so its NeighborLoader, sample graphs of several types where it is not compiled.
+
+    torch-sparse takes the types of edges in the order of their names, and counts no nodes or edges of hops.
+    """
+    if is_compiled():
+        return
     monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", True)
     monkeypatch.setattr(torch.ops.pyg, "hetero_neighbor_sample", take_types, raising=False)

@@ -275,6 +275,12 @@ def simulate_is_timed_with_both_widths(figures: Figures) -> None:
     assert [str(f["name"]).split()[-1] for f in found] == ["int32", "int64"]
 
 
+def types_are_created_within_their_memory(figures: Figures) -> None:
+    peak = find(figures, "create R-GAT's shape, peak resident memory beyond import", "budget + 64 MB")
+    assert peak["met"]
+    assert peak["reference_runs"] == [pytest.approx(peak["budget"] + 64e6, rel=1e-3)]
+
+
 def both_sides_train_and_their_means_are_compared(figures: Figures) -> None:
     memory, own = (find(figures, f"R-GAT, accuracy {side}") for side in ("in memory", "through featstore"))
     assert own["reference_runs"] == memory["runs"]
@@ -306,6 +312,8 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
         what_ranks_promise_holds_where_it_is_counted(figures, only)
     if script == "bench_types.py" and only != "streamed":
         both_sides_train_and_their_means_are_compared(figures)
+    if script == "bench_types.py" and only != "accuracy":
+        types_are_created_within_their_memory(figures)
     if script == "bench_outre.py":
         for check in OUTRE[only]:
             check(figures)

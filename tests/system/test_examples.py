@@ -110,6 +110,41 @@ def test_train_ddp(tmp_path, together):
     assert sorted(os.listdir(tmp_path)) == ["g", "train.pt"]
 
 
+TERMINATED = """
+import os, runpy, signal, sys
+import torch
+
+save = torch.save
+
+
+def save_and_end(state, path):
+    save(state, path)
+    if state["loader"]["batch"] == 3:
+        print(sorted(os.listdir()), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+torch.save = save_and_end
+sys.argv[0] = sys.argv.pop(1)
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_train_ddp_leaves_no_run_files_where_torchrun_ends_it(tmp_path):
+    """By SIGTERM, in the middle of an epoch, as all others are when one process is lost."""
+    planted(tmp_path / "g")
+    (tmp_path / "terminated.py").write_text(TERMINATED)
+    options = ["--memory", "64MiB", "--batch-size", 25, "--hidden", 16, "--every", 3, "--checkpoint", "train.pt"]
+    with held_port() as port:
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [tmp_path / "terminated.py", ROOT / "examples" / "train_ddp.py", tmp_path / "g", *options]
+        done = run_program(*command, cwd=tmp_path, PYTHONPATH=os.fspath(ROOT), **ranks)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == "['g', 'g.runs', 'terminated.py', 'train.pt.tmp']\n"
+    assert sorted(os.listdir(tmp_path)) == ["g", "terminated.py", "train.pt.tmp"]
+
+
 def test_epoch_sampling(tmp_path):
     printed = run("epoch_sampling.py", "--nodes", 5000, cwd=tmp_path)
     assert re.search(r"NeighborSampler: 1 batches .* MB read\nEpochSampler: 1 batches .* MB read", printed)

@@ -21,7 +21,7 @@ from featstore.errors import BudgetError, MissingExtraError
 from featstore.graph.adjacency import write_edges
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.progress import Progress
-from featstore.storage.builddir import BuildDirectory
+from featstore.storage.builddir import SUFFIX_BYTES, BuildDirectory
 from featstore.storage.calls import check_length, close_fd, close_quietly, fsync_fd, pwrite_all
 from featstore.storage.writer import fsync_directory
 from featstore.topology.crossedges import blocks_in
@@ -115,7 +115,7 @@ def export(
         of_edges = [_edges_file(kind) for kind in g.types.edges.values()] if edges else []
         for name in (*(f"{kind}/{name}" for kind, of in stores for name in of), *of_data, *of_edges):
             path = os.path.join(target, f"{name}.{form}")
-            check_length(path, "a file of an export", _LONG_NAMES, inside=len(".tmp-") + 32)
+            check_length(path, "a file of an export", _LONG_NAMES, inside=SUFFIX_BYTES)
         with Progress("export", total, progress) as bar:
             files: list[str] = []
 

@@ -16,6 +16,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import taking_pages
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.neighbors.listscores import WriteScores, scoring_bytes
+from featstore.idmaps.keys import ranges
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.scan import scan_bytes
 from featstore.topology import prefix
@@ -396,16 +397,14 @@ def _fill_some(
         for block in topology.lists(nodes, block_bytes) if len(nodes) else ():
             places_of = offset_of_node[nodes[block.where]]
             _fill_lists(block.ids, block.at, block.degree, places_of, records)
-            low = np.maximum(block.at, 0)
-            counts = np.minimum(block.at + block.degree, len(block.ids)) - low
+            begins, counts = block.held()
             note(int(counts.sum()) * topology.id_bytes)
             if edge_ids is not None:
-                ends, skipped = np.cumsum(counts), low - block.at
                 starts, _ = topology.offsets(nodes[block.where])
-                numbers = np.arange(int(ends[-1]) if len(ends) else 0)
-                numbers += np.repeat(starts + skipped - (ends - counts), counts)
+                numbers = ranges(starts + begins, counts)
                 _numbers_of(topology).replace(numbers, np.empty)
-                _fill_lists(numbers.astype(edge_ids.dtype), ends - counts - skipped, block.degree, places_of, edge_ids)
+                at = np.cumsum(counts) - counts - begins
+                _fill_lists(numbers.astype(edge_ids.dtype), at, block.degree, places_of, edge_ids)
                 note(len(numbers) * edge_ids.itemsize)
 
 

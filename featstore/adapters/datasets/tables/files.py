@@ -37,9 +37,7 @@ MOST_BLOCK_BYTES = 8 << 20
 _MOST_ROWS = 1 << 17
 _LEAST_ROWS = 16
 _MARK_BYTES = 1 << 20
-_CSV_BYTES = (
-    2 << 20
-)  # of a block of CSV, unless a row is longer: larger ones leave the cache, and pyarrow gets new pages for each
+_CSV_BYTES = 2 << 20  # of a block, unless a row is longer: larger ones leave the cache, and pyarrow gets new pages for each
 _TEXT_BYTES = 32  # of a cell of text, as far as a schema can tell
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -229,38 +227,33 @@ class TableFile:
                     yield batch.select(list(types))
 
     def _read_csv_schema(self) -> pa.Schema:
-        try:
-            with self._open_csv(None, {}, True) as reader:
+        while True:
+            with self._longer_blocks(), self._open_csv(None, {}, True) as reader:
                 return reader.schema
-        except pa.ArrowInvalid as error:
-            if not self._lengthen_blocks(error):
-                raise
-        return self._read_csv_schema()
 
     def _csv_batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
         """Yield all rows of CSV; from a row that is longer than a block on, in the longest blocks that memory allows."""
         names, n_rows = list(types), 0
         while True:
-            try:
-                with self._open_csv(names, types, True) as reader:
-                    types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
-                    skipped = n_rows
-                    for batch in reader:
-                        if rest := batch.slice(min(skipped, batch.num_rows)):
-                            yield rest
-                            n_rows += rest.num_rows
-                        skipped -= batch.num_rows - rest.num_rows
+            with self._longer_blocks(), self._open_csv(names, types, True) as reader:
+                types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+                skipped = n_rows
+                for batch in reader:
+                    if rest := batch.slice(min(skipped, batch.num_rows)):
+                        yield rest
+                        n_rows += rest.num_rows
+                    skipped -= batch.num_rows - rest.num_rows
                 return
-            except pa.ArrowInvalid as error:
-                if not self._lengthen_blocks(error):
-                    raise
 
-    def _lengthen_blocks(self, error: pa.ArrowInvalid) -> bool:
-        """Let blocks of CSV have all the bytes they may, if a row was longer than one; false if that is no remedy."""
-        can = "straddling" in str(error) and self._csv_bytes < self._block_bytes
-        if can:
+    @contextmanager
+    def _longer_blocks(self) -> Iterator[None]:
+        """Take the error that a row of CSV is longer than a block, if blocks may be longer; they are from then on."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error) or self._csv_bytes == self._block_bytes:
+                raise
             self._csv_bytes = self._block_bytes
-        return can
 
     @contextmanager
     def _open_csv(self, columns: list[str] | None, types: dict[str, Any], threads: bool) -> Iterator[Any]:
