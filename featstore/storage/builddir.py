@@ -32,10 +32,8 @@ from featstore.storage.writer import fsync_directory, is_drive_full
 
 __all__ = ["BUILD_STATE", "SUFFIX_BYTES", "BuildDirectory", "restore_moved", "sweep_builds"]
 
-BUILD_STATE = (
-    "state.tmp"  # in a build directory: the record from which a later builder resumes; see Update for what is left of it
-)
-
+# In a build directory: the record from which a later builder resumes; see Update for what is left of it.
+BUILD_STATE = "state.tmp"
 SUFFIX_BYTES = len(".tmp-") + 32  # of the names of a build, and of what it replaces
 
 _AT_FDCWD = -100
