@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -22,10 +23,12 @@ import featstore
 from featstore.errors import MissingExtraError
 from featstore.registry import adapter
 from tests.support import rays
+from tests.support.programs import run_program
 from tests.support.ranks import held_port
 from tests.support.refusing import refuses
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_RAY = [r"`use_\w+` is deprecated"]  # options of Ray Data, which sets them itself
 
 
 @contextmanager
@@ -70,6 +73,30 @@ def train_by_gloo(folder: Path, environment: dict[str, str]) -> None:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         for process in [start("gloo", folder, {**environment, "RANK": str(rank)}) for rank in range(2)]:
             finish(process)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.usefixtures("_program_server", "one_thread")
+def test_tables_become_a_dataset_and_train_as_without_ray(tmp_path: Path) -> None:
+    """Real Ray in the ordinary suite, in some fifteen seconds of processors; what trains in workers of Ray is marked stress."""
+    with environment(RAY_prestart_worker_first_driver="0") as own:
+        done = run_program(rays.__file__, "small", tmp_path, cwd=tmp_path, ignored=OF_RAY, **own)
+    assert done.returncode == 0, done.stderr
+    x, y, _, pairs = rays.arrays()
+    with featstore.open(tmp_path / "g", memory="16MiB", threads=1) as g:
+        assert np.array_equal(g.features["x"][:].numpy(), x)
+        assert np.array_equal(g.node_data["y"].numpy(), y)
+        assert np.array_equal(np.concatenate([each.numpy() for each in g.edges()], 1), pairs[:, np.lexsort(pairs)])
+        model, optimizer, loader = rays.setup(g, {})
+        with loader:
+            expected = list(rays.steps(model, optimizer, loader))
+    n_steps = rays.EPOCHS * rays.N // rays.BATCH
+    assert len(expected) == n_steps
+    assert lines(tmp_path / "ray") == expected
+    metrics = json.loads(done.stdout.splitlines()[-1])
+    assert (metrics["epoch"], metrics["batch"], metrics["step"]) == (rays.EPOCHS, 0, n_steps)
+    last = [float.fromhex(loss) for *_, loss in expected[-rays.EVERY :]]
+    assert metrics["loss"] == pytest.approx(np.mean(last), rel=1e-6)
 
 
 @pytest.mark.stress  # a hundred seconds of processors, most of them imports in Ray's processes

@@ -44,20 +44,25 @@ def record(folder: str, name: str, value: Any) -> None:
         file.write(json.dumps(value) + "\n")
 
 
+def steps(model: Any, optimizer: Any, loader: Any) -> Iterator[list[Any]]:
+    """Train without Ray; yield what was seen in each step, and its loss."""
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            yield [*seen(batch), loss.item().hex()]
+
+
 def gloo(folder: str) -> None:
     """Train in torch's own process group: the losses of this rank, step by step."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     with featstore.open(f"{folder}/g", memory="16MiB", threads=1) as g:
         bare, optimizer, loader = setup(g, {})
-        model = torch.nn.parallel.DistributedDataParallel(bare)
-        for _ in range(EPOCHS):
-            for batch in loader:
-                optimizer.zero_grad()
-                loss = loss_of(model, batch)
-                loss.backward()
-                optimizer.step()
-                record(folder, f"gloo-{rank}", [*seen(batch), loss.item().hex()])
+        for step in steps(torch.nn.parallel.DistributedDataParallel(bare), optimizer, loader):
+            record(folder, f"gloo-{rank}", step)
         loader.close()
     torch.distributed.destroy_process_group()
 
@@ -76,6 +81,62 @@ def cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
     finally:
         ray.shutdown()
         started.shutdown()
+
+
+@contextmanager
+def raylet(n_cpus: int) -> Iterator[None]:
+    """Start one raylet, and connect."""
+    import ray
+
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(num_cpus=n_cpus, object_store_memory=100 << 20, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, labels, an order of the nodes, and pairs of nodes."""
+    rng = np.random.default_rng(0)
+    x, y, order = rng.standard_normal((N, 8)).astype(np.float32), rng.integers(0, 3, N), rng.permutation(N)
+    return x, y, order, rng.integers(0, N, (2, 3 * N))
+
+
+def table(x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(x[ids].reshape(-1)), x.shape[1])
+    return pa.table({"x": lists, "y": y[ids], "node": ids})
+
+
+def small(folder: str) -> None:
+    """Tables become a dataset, and Ray Train's local mode, which starts no workers, trains on it."""
+    import pyarrow as pa
+    import ray.data
+    import ray.train
+    import ray.train.torch
+
+    from featstore.adapters.ray import columns, edges, training
+
+    def recorded_loss(model: Any, batch: Any) -> torch.Tensor:
+        value = loss_of(model, batch)
+        record(folder, "ray", [*seen(batch), value.item().hex()])
+        return value
+
+    with raylet(1):
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        x, y, order, pairs = arrays()
+        fields = columns(ray.data.from_arrow(table(x, y, order)), ["x", "y"], id="node")
+        given = edges(ray.data.from_arrow(pa.table({"from": pairs[0], "to": pairs[1]})), "from", "to")
+        options: dict[str, Any] = {"memory": "16MiB", "progress": False}
+        made = {"features": {"x": fields["x"]}, "node_data": {"y": fields["y"]}}
+        featstore.OutOfCoreGraph.from_edge_index(f"{folder}/g", given, N, **made, **options).close()
+        trainer = ray.train.torch.TorchTrainer(
+            training(f"{folder}/g", setup, recorded_loss, epochs=EPOCHS, checkpoint_every=EVERY, memory="16MiB", threads=1),
+            scaling_config=ray.train.ScalingConfig(num_workers=0),
+        )
+        print(json.dumps(trainer.fit().metrics))
 
 
 def train(folder: str) -> None:
@@ -173,19 +234,14 @@ def data(folder: str) -> None:
     from featstore.adapters.ray import Machine, columns, edges, rows, training
     from featstore.adapters.ray.training import _directory
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error", object_store_memory=100 << 20)
-    try:
+    with raylet(2):
         ray.data.DataContext.get_current().enable_progress_bars = False
-        rng = np.random.default_rng(0)
-        x, y, order = rng.standard_normal((N, 8)).astype(np.float32), rng.integers(0, 3, N), rng.permutation(N)
+        x, y, order, pairs = arrays()
         os.mkdir(f"{folder}/parquet")
         os.mkdir(f"{folder}/edges")
         for number, part in enumerate(np.array_split(order, 5)):
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(x[part].reshape(-1)), 8)
-            table = pa.table({"x": lists, "y": y[part], "node": part})
-            pyarrow.parquet.write_table(table, f"{folder}/parquet/{number}.parquet")
+            pyarrow.parquet.write_table(table(x, y, part), f"{folder}/parquet/{number}.parquet")
         nodes = ray.data.read_parquet(f"{folder}/parquet")
-        pairs = rng.integers(0, N, (2, 3 * N))
         for number, part in enumerate(np.array_split(pairs, 4, axis=1)):
             pyarrow.parquet.write_table(pa.table({"from": part[0], "to": part[1]}), f"{folder}/edges/{number}.parquet")
         found: dict[str, Any] = {}
@@ -241,9 +297,7 @@ def data(folder: str) -> None:
             except (ValueError, KeyError, TypeError) as error:
                 found[name] = f"{type(error).__name__}: {error}"
         print(json.dumps(found))
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":
-    {"gloo": gloo, "train": train, "lose": lose, "data": data}[sys.argv[1]](sys.argv[2])
+    {"gloo": gloo, "small": small, "train": train, "lose": lose, "data": data}[sys.argv[1]](sys.argv[2])
