@@ -1,4 +1,4 @@
-"""Kept results: ``benchmarks/results`` has the figures of each processor, of which docs/performance.md's table and plots are made.
+"""Kept results: ``benchmarks/results`` has the figures of each processor, for docs/performance.md's table and plots.
 
     python -m benchmarks.results keep build/bench.jsonl    # the newest line of each figure, by processor
     python -m benchmarks.results write                     # the table between the marks in docs/performance.md, and the plots
