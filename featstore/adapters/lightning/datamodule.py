@@ -171,7 +171,7 @@ class DataModule(LightningDataModule):
                 setattr(self, f"{name}_dataloader", getattr(super(), f"{name}_dataloader"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels to a process that Lightning starts: all but bound methods, and loaders, of which there are none."""
+        """Leave out what :meth:`__setstate__` makes anew. A module with loaders does not travel: they cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if not name.endswith("_dataloader")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ class DataModule(LightningDataModule):
         return found
 
     def _stage(self, name: str) -> StageLoader:
-        """Return what a loop of Lightning's goes over; make its loader, if there is none."""
+        """Make the loader of a stage, if there is none, and return its batches."""
         if name not in self._stages:
             loader = Loader(self.graph, **self.loader_options(name))
             self._stages[name] = (TrainingLoader if name == "train" else StageLoader)(loader, self)
@@ -240,7 +240,7 @@ class DataModule(LightningDataModule):
         """Return the batches of a prediction; called by the trainer."""
         return self._stage("predict")
 
-    def progress(self) -> tuple[float, float, float]:
+    def progress(self) -> tuple[int, int, float]:
         """Return the batches of the epoch that Lightning has taken, those that it has trained on, and how many it will take."""
         if self.trainer is None:
             return 0, 0, math.inf
