@@ -73,6 +73,19 @@ def link_outside(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+[^)\s]+)\)", replaced, source[0])
 
 
+def keep_colons(app: Any, what: str, name: str, each: Any, options: Any, lines: list[str]) -> None:
+    """Keep napoleon from taking what stands before a colon for the type of a property, by an empty comment before it."""
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]
+
+
+def shorten(app: Any, what: str, name: str, each: Any, options: Any, *signature: str | None) -> tuple[str | None, ...]:
+    """Write an array's type without its parameters: the docstring has shape and dtype."""
+    return tuple(text and re.sub(r"(numpy\.ndarray)\[.*?dtype\[[^\]]*\]\]", r"\1", text) for text in signature)
+
+
 def setup(app: Any) -> None:
     """Connect what this file adds to Sphinx."""
     app.connect("source-read", link_outside)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", shorten)
