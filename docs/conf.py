@@ -25,7 +25,7 @@ author = "The featstore developers"
 copyright = author
 version = release = featstore.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["plots"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # as GitHub numbers them
@@ -34,7 +34,7 @@ smartquotes = False  # it would make a dash of the two hyphens of an option
 html_theme = "furo"
 html_title = f"featstore {release}"
 html_copy_source = False
-html_extra_path: list[str] = []
+html_domain_indices = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
