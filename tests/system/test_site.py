@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
 import os
 import re
 import subprocess
@@ -14,8 +14,6 @@ import pytest
 from bs4 import BeautifulSoup, Tag
 from sphinx.util.inventory import InventoryFile
 
-import featstore
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ELSEWHERE = {
@@ -23,16 +21,22 @@ ELSEWHERE = {
     "featstore.adapters.datasets.SOURCES": "featstore.adapters.datasets.sources.SOURCES",
 }
 # Markup that came out as text, of either language: a role, a literal, a link, a table, a fence, a directive, an underlined title.
-MARKUP = re.compile(r":\w+:`|``|\]\(|\|---|:::|\.\. \w+::|^[-=~]{4,}$|\*\*\w", re.MULTILINE)
+MARKUP = re.compile(r":\w+:`|``|\]\(|\|---|:::|\.\. \w+::|^[-=~]{4,}$|\*\*\w[^*\n]*\*\*", re.MULTILINE)
+
+
+def exported_by(path: Path) -> set[str]:
+    """Read a module's ``__all__`` without importing it, and whatever framework it adapts."""
+    module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+    found = re.search(r"^__all__ = (\[.*?\])$", path.read_text(), re.DOTALL | re.MULTILINE)
+    return {".".join([*module.relative_to(ROOT).parts, name]) for name in (ast.literal_eval(found[1]) if found else [])}
 
 
 def public_names() -> set[str]:
     """Collect the names that the library, its adapters and its tests for plug-ins export, with the module that exports them."""
-    adapters = sorted(path.parent for path in (ROOT / "featstore" / "adapters").rglob("__init__.py"))
-    modules = [".".join(path.relative_to(ROOT).parts) for path in adapters]
-    modules += ["featstore.distributed", "featstore.errors", "featstore.testing.faults", "featstore.testing.limits"]
-    exported = {f"{each}.{name}" for each in modules for name in getattr(importlib.import_module(each), "__all__", [])}
-    return exported | {f"featstore.{name}" for name in featstore.__all__}
+    package = ROOT / "featstore"
+    files = [package / "__init__.py", package / "errors.py", package / "distributed" / "__init__.py"]
+    files += [package / "testing" / f"{name}.py" for name in ("__init__", "faults", "limits")]
+    return set[str]().union(*map(exported_by, [*files, *(package / "adapters").rglob("__init__.py")]))
 
 
 def build(docs: Path, to: Path) -> subprocess.CompletedProcess[str]:
