@@ -44,7 +44,6 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [("Attributes", "params_style")]  # else each would be a name to look up, or an entry beside its own
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 add_module_names = False
 
@@ -79,9 +78,16 @@ def keep_colons(app: Any, what: str, name: str, each: Any, options: Any, lines: 
         lines[:0] = ["..", ""]
 
 
-def shorten(app: Any, what: str, name: str, each: Any, options: Any, *signature: str | None) -> tuple[str | None, ...]:
-    """Write an array's type without its parameters: the docstring has shape and dtype."""
-    return tuple(text and re.sub(r"(numpy\.ndarray)\[.*?dtype\[[^\]]*\]\]", r"\1", text) for text in signature)
+def shorten(
+    app: Any, what: str, name: str, each: Any, options: Any, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Write an array's type without its parameters, which the docstring has, and defaults that are made anew as ``...``."""
+
+    def shown(text: str | None) -> str | None:
+        text = text and re.sub(r"(numpy\.ndarray)\[.*?dtype\[[^\]]*\]\]", r"\1", text)
+        return text and re.sub(r"<(?:factory|function \w+)>", "...", text)
+
+    return shown(arguments), shown(result)
 
 
 def setup(app: Any) -> None:
