@@ -18,7 +18,7 @@ ROOT   := $(CURDIR)
 SOURCES := $(shell find src_cython -type f 2>/dev/null) setup.py
 ASAN   := build/asan-tree
 # Not those that build, read or preload something themselves.
-NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging) tests/testing/test_faults.py
+NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging site) tests/testing/test_faults.py
 ASAN_TESTS ?= $(filter-out $(NOT_ASAN) tests/memory/% tests/digests/%,$(wildcard tests/*/test_*.py))
 TSAN   := build/tsan-tree
 # Those with threads; a process that forks them, or is watched by the tests, is another matter.
@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test stress demo bench asan tsan clean
+.PHONY: help install lint format test docs stress demo bench asan tsan clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,10 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 # Three processes for two cores (tests/conftest.py), each with torch; PYTEST_ARGS="-n 0" runs them one after the other.
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+
+docs: $(VENV)/.built ## build the documentation site into build/site; a warning is an error
+	$(PY) -m sphinx -W --keep-going -q -d build/doctrees docs build/site
+	@echo build/site/index.html
 
 stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races, mutations; and the demo
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)

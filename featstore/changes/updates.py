@@ -27,7 +27,7 @@ from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.progress import Progress
 from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update

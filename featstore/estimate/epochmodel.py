@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.plan.trace import Trace
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 
 __all__ = ["MODEL_BYTES", "EpochModel"]
 

@@ -13,7 +13,7 @@ from featstore._core.io import MAX_SORTED_ROWS
 from featstore.budget import Budget
 from featstore.errors import CorruptionError
 from featstore.gather.plan import Addresses
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagestream import PageStream
 from featstore.storage.rowfile import ReadStats, RowFile

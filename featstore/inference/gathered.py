@@ -14,7 +14,7 @@ from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.graph.passes import StoredRows
 from featstore.sampling.batch import Block
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.types import ONE_NODE, EdgeKey, NodeType
 

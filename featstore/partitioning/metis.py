@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore.errors import MissingExtraError
 from featstore.partitioning.base import GraphStream, Partitioner, register_partitioner
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 
 __all__ = ["Metis"]
 

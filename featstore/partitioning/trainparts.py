@@ -16,7 +16,7 @@ from featstore.config import check_at_least
 from featstore.graph.savedparts import HOLDER as PARTS_HOLDER
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import HOLDER
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.liststream import stream_bytes

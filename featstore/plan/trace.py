@@ -16,7 +16,7 @@ from featstore.config import check_at_least, user_path
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, replacing
 from featstore.topology.noderows import NodeRows

@@ -30,7 +30,7 @@ from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.shadow import ShadowSampler
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 
 __all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", "graph_id", "has_own_seeds"]
 

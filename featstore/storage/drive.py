@@ -22,7 +22,7 @@ from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
 from featstore.storage.calls import CANNOT_WRITE, close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 from featstore.storage.extents import WRITERS
 from featstore.storage.keptrates import keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout

@@ -216,6 +216,36 @@ def test_real_graph_of_a_folder(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"graphs.py", "kept", "toy.npz"}
 
 
+NOTEBOOK = """
+import json, sys
+import nbformat
+from nbclient import NotebookClient
+
+book = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(book, timeout=120, resources={"metadata": {"path": "."}}).execute()
+print(json.dumps([cell.get("outputs", []) for cell in book.cells]))
+"""
+
+
+def test_the_tour_runs_from_top_to_bottom(tmp_path):
+    """A notebook, kept without outputs: the model learns, and the statistics are a table and a picture."""
+    path = ROOT / "examples" / "tour.ipynb"
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
+    places = {name: os.fspath(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
+    environment = {**os.environ, **places, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", NOTEBOOK, os.fspath(path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    outputs = [output for cell in json.loads(done.stdout) for output in cell]
+    printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    assert len(re.findall(r"epoch \d: loss [\d.]+", printed)) == 3
+    assert float(printed.split("test accuracy ")[1]) > 0.7  # guessing: 0.25
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert {"text/html", "image/png"} <= kinds
+
+
 @pytest.mark.stress  # .ci/run and make stress run the demo itself, which fails where losses differ
 def test_demo(tmp_path):
     printed = run("demo.py", "--folder", tmp_path / "demo", "--nodes", 20_000, "--memory", 48 << 20, cwd=tmp_path)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.storage.distinct import distinct
+from featstore.distinct import distinct
 
 INTEGERS = st.sampled_from([np.int64, np.int32, np.uint32, np.uint8])
 
