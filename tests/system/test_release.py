@@ -67,7 +67,7 @@ def test_workflows_use_what_exists(path: Path) -> None:
     for job in workflow["jobs"].values():
         assert job["timeout-minutes"] <= 90
         needs = job.get("needs", [])
-        assert {needs} if isinstance(needs, str) else set(needs) <= workflow["jobs"].keys()
+        assert {*([needs] if isinstance(needs, str) else needs)} <= workflow["jobs"].keys()
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -144,9 +144,10 @@ def test_cibuildwheel_builds_what_is_supported(archs: list[str] | None) -> None:
 
 
 def test_wheels_are_tested_by_a_script_that_needs_nothing_else() -> None:
+    """``{package}`` is the unpacked sdist; ``{project}`` would be the folder in which cibuildwheel is called, which has no tests."""
     command = BUILDS["test-command"]
-    assert command == "python {project}/tests/system/smoke.py"
-    script = (ROOT / command.split("{project}/")[1]).read_text()
+    assert command == "python {package}/tests/system/smoke.py"
+    script = (ROOT / command.split("{package}/")[1]).read_text()
     imported = set(re.findall(r"^(?:import|from) ([\w]+)", script, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "featstore"}
     images = {BUILDS[f"manylinux-{machine}-image"] for machine in ("x86_64", "aarch64")}
