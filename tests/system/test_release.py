@@ -144,7 +144,7 @@ def test_cibuildwheel_builds_what_is_supported(archs: list[str] | None) -> None:
 
 
 def test_wheels_are_tested_by_a_script_that_needs_nothing_else() -> None:
-    """``{package}`` is the unpacked sdist; ``{project}`` would be the folder in which cibuildwheel is called, which has no tests."""
+    """``{package}`` is the unpacked sdist; ``{project}``, where cibuildwheel is called, has no tests."""
     command = BUILDS["test-command"]
     assert command == "python {package}/tests/system/smoke.py"
     script = (ROOT / command.split("{package}/")[1]).read_text()
