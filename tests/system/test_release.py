@@ -200,6 +200,9 @@ def test_the_recipe_needs_what_the_package_needs() -> None:
     assert (about["summary"], about["license"]) == (PROJECT["description"], PROJECT["license"])
     assert (ROOT / about["license_file"]).exists()
     assert (ROOT / "recipe" / recipe["source"]["path"]).resolve() == ROOT
+    variants = loaded(ROOT / "recipe" / "variants.yaml")
+    assert variants["python"] == pythons()
+    assert BUILDS["manylinux-x86_64-image"] == f"manylinux_{variants['c_stdlib_version'][0].replace('.', '_')}"
     imports, script = recipe["tests"]
     modules = [name.replace(".", "/") for name in imports["python"]["imports"]]
     assert all((ROOT / name).is_dir() or (ROOT / "src_cython" / f"{name}.pyx").exists() for name in modules)
