@@ -298,7 +298,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     title = f"GraphSAGE over {size} of features in {budget}: up to {best:.1f} × as fast as a memory map, {same}"
     figure.suptitle(title, fontsize=13, fontweight="bold")
 
-    def bars(axes: Any, parts: list[tuple[str, str, list[float]]], labels: list[str]) -> None:
+    def bars(axes: Any, parts: list[tuple[str, str, list[float]]], labels: list[str], columns: int = 3) -> None:
         base = np.zeros(len(kinds))
         for label, color, values in parts:
             axes.barh(np.arange(len(kinds)), values, left=base, label=label, color=color, height=0.6)
@@ -306,7 +306,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         for at, (end, text) in enumerate(zip(base, labels, strict=True)):
             axes.text(end + 0.015 * base.max(), at, text, va="center", fontsize=9)
         axes.set_xlim(0, 1.33 * base.max())
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3, fontsize=8.5, columnspacing=1, frameon=False)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=columns, fontsize=8.5, columnspacing=1, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
 
@@ -339,7 +339,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     held.append(("rows, samples, model", "#8172b3", [(each["peak"] - each["before"]) / 1e6 for each in resident]))
     whole = (resident[0]["before"] + n_bytes) / 1e6
     memory.axvline(whole, color="#c44e52", linestyle="--", linewidth=1, label="with all rows in memory")
-    bars(memory, held, [f"{each['peak'] / 1e6:,.0f} MB" for each in resident])
+    bars(memory, held, [f"{each['peak'] / 1e6:,.0f} MB" for each in resident], columns=2)
     memory.set_xlim(0, max(1.1 * whole, memory.get_xlim()[1]))
     memory.set_title("Peak memory, MB")
     if results["memmap"]["unlimited"]:
