@@ -27,6 +27,7 @@ from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.progress import Progress
 from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
+from featstore.storage.distinct import distinct
 from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
@@ -192,7 +193,7 @@ def patch_rows(
     step = max(1, memory[0] // ((block_pages << 12) + _ROW_BYTES * unit))
     stem = re.sub(r"\.\d+\.rows$", "", base.name)
     options: dict[str, Any] = {"kind": base.kind, "dtype": base.dtype, "buffer_bytes": memory[1]}
-    blocks, patches = np.unique(new.ids // unit), list(base.patches)
+    blocks, patches = distinct(new.ids // unit), list(base.patches)
     lengths = [update.catalog.files[each.blocks].n_rows for each in patches]
     if PATCHED_SHARE * (sum(lengths) + len(blocks)) > n_blocks:
         with update.writer(stem, base.layout, **options) as writer:

@@ -16,6 +16,7 @@ from featstore.config import check_at_least
 from featstore.graph.savedparts import HOLDER as PARTS_HOLDER
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import HOLDER
+from featstore.storage.distinct import distinct
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.liststream import stream_bytes
@@ -201,8 +202,8 @@ class _Lists:
         found = [np.empty(0, np.int64)]
         for _, where in _spread(self.starts[slots], self.starts[slots + 1] - self.starts[slots]):
             ids = self.ids[where]
-            found.append(np.unique(ids[self.slot[ids] < 0] if only_missing else ids[~self._seen[ids]]).astype(np.int64))
-        return np.unique(np.concatenate(found))
+            found.append(distinct(ids[self.slot[ids] < 0] if only_missing else ids[~self._seen[ids]]).astype(np.int64))
+        return distinct(np.concatenate(found))
 
 
 def _spread(begins: Int64s, counts: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

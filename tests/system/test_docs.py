@@ -14,7 +14,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.strategies.options import options_of
-from tests.support.programs import OF_PYG, run_program
+from tests.support.programs import OF_LIGHTNING, OF_PYG, run_program
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -75,7 +75,7 @@ def run_page(page: Path, folder: Path) -> None:
         return
     assert script.startswith("\n"), "a page starts with its title"
     (folder / "page.py").write_text(PRELUDE + script)
-    done = run_program("page.py", cwd=folder, ignored=OF_PYG, PYTHONPATH=str(ROOT))
+    done = run_program("page.py", cwd=folder, ignored=OF_PYG + OF_LIGHTNING, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stdout}\n{done.stderr}"
 
 
