@@ -243,10 +243,11 @@ def test_demo(tmp_path):
         assert ours["memory"]["peak"] <= 48 << 20
         assert ours["resident"]["before"] < ours["resident"]["peak"]
         assert (ours["once_s"] > 0) == (way == "packed")
-        assert 0 < ours["stats"]["rows_loaded"] <= ours["stats"]["rows"]
+        assert ours["stats"]["rows_loaded"] <= ours["stats"]["rows"]
         assert ours["steps"] == 2 * ours["batches_an_epoch"] == ours["stats"]["batches"]
-    assert found["streamed"]["stats"]["hits"]["packed"] > 0
-    assert found["packed"]["stats"]["hits"]["packed"] > 0
+    assert theirs["stats"]["rows_loaded"] > 0  # its file was not in the page cache; the others have memory for all rows here
+    assert ["superbatch" in ours["stats"] for ours in found.values()] == [False, False, True, False]
+    assert ["layout" in ours["stats"] for ours in found.values()] == [False, False, False, True]
 
 
 def ran(losses, seconds=2.0, loaded=60):
