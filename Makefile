@@ -42,10 +42,11 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@echo "installing into $(VENV): a few minutes, most of them for torch and the compiler"
+	@$(PY) -m pip install -qq $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Installing has compiled what there was then.
+# pip says what went wrong, and nothing else (-qq). Installing has compiled what there was then.
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@if [ -n "$$(find $(SOURCES) -newer $(VENV)/.installed)" ]; then \
 		echo "$(PY) setup.py build_ext --inplace"; $(PY) setup.py --quiet build_ext --inplace; fi
@@ -78,8 +79,8 @@ stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, r
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 	$(PY) examples/demo.py
 
-demo: $(VENV)/.built ## generate a graph, train within a quarter of its size, plot where time goes
-	$(PY) examples/demo.py $(DEMO_ARGS)
+demo: $(VENV)/.built ## train within a quarter of a graph's size, beside a memory map; ends with one picture
+	@$(PY) examples/demo.py $(DEMO_ARGS)
 
 bench: $(VENV)/.built ## every benchmark; one JSON line a figure, also in build/bench.jsonl
 	@mkdir -p build

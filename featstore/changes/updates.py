@@ -22,12 +22,12 @@ import torch
 from featstore.budget import Budget
 from featstore.changes.fields import HOLDER, check_same_graph, room_for
 from featstore.creation.source import dtype_name, numpy_dtype, torch_dtype
+from featstore.distinct import distinct
 from featstore.errors import BusyError
 from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.progress import Progress
 from featstore.storage.catalog import BLOCKS, PATCHES, Catalog, FieldPart, FieldRecord
-from featstore.distinct import distinct
 from featstore.storage.lock import FileLock
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update

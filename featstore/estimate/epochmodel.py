@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from featstore.plan.trace import Trace
 from featstore.distinct import distinct
+from featstore.plan.trace import Trace
 
 __all__ = ["MODEL_BYTES", "EpochModel"]
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from featstore._core.buffers import Arena
 from featstore._core.io import MAX_SORTED_ROWS
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError
 from featstore.gather.plan import Addresses
-from featstore.distinct import distinct
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagestream import PageStream
 from featstore.storage.rowfile import ReadStats, RowFile

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError, FormatError, UnknownNameError
 from featstore.idmaps.keys import KINDS, IntKeys, TextKeys, keys_of, ranges
 from featstore.storage.catalog import Catalog
-from featstore.distinct import distinct
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord

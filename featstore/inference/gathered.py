@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import BudgetError
 from featstore.graph.passes import StoredRows
 from featstore.sampling.batch import Block
-from featstore.distinct import distinct
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.types import ONE_NODE, EdgeKey, NodeType
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.distinct import distinct
 from featstore.errors import MissingExtraError
 from featstore.partitioning.base import GraphStream, Partitioner, register_partitioner
-from featstore.distinct import distinct
 
 __all__ = ["Metis"]
 

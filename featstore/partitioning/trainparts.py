@@ -13,10 +13,10 @@ import torch
 from featstore._core.trainparts import TrainPlacer, add_paths, bring_neighbors, table_bytes
 from featstore.budget import Budget, Reservation
 from featstore.config import check_at_least
+from featstore.distinct import distinct
 from featstore.graph.savedparts import HOLDER as PARTS_HOLDER
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import HOLDER
-from featstore.distinct import distinct
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.liststream import stream_bytes

@@ -13,10 +13,10 @@ import torch
 from featstore._core.distinct import first_bad
 from featstore.cache.planned import Horizon
 from featstore.config import check_at_least, user_path
+from featstore.distinct import distinct
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
-from featstore.distinct import distinct
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, replacing
 from featstore.topology.noderows import NodeRows

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from featstore.distinct import distinct
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array, first_seen
 from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, NodeCopies, SampledBatch
@@ -30,7 +31,6 @@ from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.shadow import ShadowSampler
-from featstore.distinct import distinct
 
 __all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", "graph_id", "has_own_seeds"]
 

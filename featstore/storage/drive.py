@@ -20,9 +20,9 @@ import numpy.typing as npt
 from featstore._core.buffers import Arena
 from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
+from featstore.distinct import distinct
 from featstore.storage.calls import CANNOT_WRITE, close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
-from featstore.distinct import distinct
 from featstore.storage.extents import WRITERS
 from featstore.storage.keptrates import keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout

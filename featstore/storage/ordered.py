@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore._core.rows import copy_rows
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError
 from featstore.storage.calls import pwrite_all
-from featstore.distinct import distinct
 from featstore.storage.format import SUMS_PER_PAGE
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from featstore._core.buffers import Arena
 from featstore._core.stream import Stream
-from featstore.storage.calls import close_quietly
 from featstore.distinct import distinct
+from featstore.storage.calls import close_quietly
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
 __all__ = [

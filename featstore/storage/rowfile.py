@@ -17,9 +17,9 @@ from featstore._core.buffers import Arena
 from featstore._core.checksum import page_sums
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget, Reservation
+from featstore.distinct import distinct
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
-from featstore.distinct import distinct
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import PagedSums, is_kept, pages_cached, table_bytes
 from featstore.storage.pagestream import PageStream

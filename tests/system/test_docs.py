@@ -23,7 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDE = ROOT / "docs" / "guide"
 SETUP = GUIDE / "README.md"
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "examples").rglob("README.md"))]
+LINKED = [
+    *PAGES,
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
 MOST_LINES = 200  # of a page of the guide
 FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 PROMPT = "$ featstore "
