@@ -39,10 +39,10 @@ from typing import Any
 
 import numpy as np
 from harness import Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch, status
-from insitu_large import CHILDREN as LARGE_CHILDREN
-from insitu_large import huge, r26
-from insitu_reads import hops, hops_child, random_reads, reading
-from insitu_table import graph_of, table
+from papers.insitu_large import CHILDREN as LARGE_CHILDREN
+from papers.insitu_large import huge, r26
+from papers.insitu_reads import hops, hops_child, random_reads, reading
+from papers.insitu_table import graph_of, table
 
 FANOUTS = {"25,10": [25, 10], "20,15,10": [20, 15, 10]}
 REAL_GRAPHS = ("cora", "musae_github", "linux414-calls", "cnr-2000", "ego-twitter")  # of table 2, where the folder is given

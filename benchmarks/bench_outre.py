@@ -29,13 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
-from outre_accuracy import accuracy, make_dataset
-from outre_epochs import Work, make_work, preparation, shared_draws_streamed, table6
-from outre_history import accuracy_with_history, preparation_with_history, rows_with_history
-from outre_labor import SAMPLERS, shared_draws
-from outre_lists import lists_of_macros, make_lists
-from outre_metrics import table12
-from outre_split import split
+from papers.outre_accuracy import accuracy, make_dataset
+from papers.outre_epochs import Work, make_work, preparation, shared_draws_streamed, table6
+from papers.outre_history import accuracy_with_history, preparation_with_history, rows_with_history
+from papers.outre_labor import SAMPLERS, shared_draws
+from papers.outre_lists import lists_of_macros, make_lists
+from papers.outre_metrics import table12
+from papers.outre_split import split
 from r22 import generate
 from realgraphs import loading, wanted
 
@@ -72,7 +72,7 @@ class Loops:
 
     def __init__(self, folder: Path) -> None:
         library = folder / "fennel_loops.so"
-        source = Path(__file__).with_name("fennel_loops.c")
+        source = Path(__file__).parent / "papers" / "fennel_loops.c"
         command = [os.environ.get("CC", "cc"), "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-o", library, source, "-lm"]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         self._run = ctypes.CDLL(str(library)).fennel_loops

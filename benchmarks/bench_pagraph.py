@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from harness import Report, alternate, arguments, main, scratch
-from pagraph_gpu import have_cuda, placing, waiting
-from pagraph_mean import make_dataset, mean
+from papers.pagraph_gpu import have_cuda, placing, waiting
+from papers.pagraph_mean import make_dataset, mean
 from r22 import generate
 from realgraphs import loading, wanted
 

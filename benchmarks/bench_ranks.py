@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from harness import Report, arguments, main, scratch
+from papers.ranks_accuracy import GRAPH, accuracy, make_dataset
+from papers.ranks_drive import drive
+from papers.ranks_figure17 import figure17
 from r22 import generate
-from ranks_accuracy import GRAPH, accuracy, make_dataset
-from ranks_drive import drive
-from ranks_figure17 import figure17
 from realgraphs import loading, wanted
 
 import featstore

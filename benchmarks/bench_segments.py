@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
+from papers.segment_traffic import Traffic, traffic
 from r22 import generate
 from realgraphs import loading
-from segment_traffic import Traffic, traffic
 
 import featstore
 from featstore.pack.segments import segments, shortest_segments

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,15 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
     with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
         command = [sys.executable, script, "--child", json.dumps(job)]
         enter = None if group is None else group.enter
-        env = None if tree is None else {**os.environ, "PYTHONPATH": os.fspath(tree)}
+        env = environment(tree)
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=env)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def environment(tree: Path | None = None) -> dict[str, str]:
+    """Make the environment of a child, whose modules are this folder's, and ``tree``'s where one is given."""
+    paths = [os.fspath(tree)] if tree is not None else [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.fspath(Path(__file__).parent)])}
 
 
 def answer(child: Callable[[dict[str, Any]], dict[str, Any]]) -> bool:
@@ -212,7 +218,13 @@ class Report:
     out: Path | None = None
     failed: int = 0
     silent: bool = False
-    n_figures: int = 0
+    promises: bool = True  # whether targets stand in the lines, and count
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def n_figures(self) -> int:
+        """How many figures there are so far."""
+        return len(self.lines)
 
     def figure(
         self,
@@ -261,15 +273,15 @@ class Report:
             line["reference_runs"] = [_short(value) for value in references]
         if is_missing:
             line["missing"] = reference
-        elif target is not None:
+        elif target is not None and self.promises:
             relation, bound = target.split()
             found = statistics.median(series) if ratio is None else ratio
             line["target"] = target
             line["met"] = bool(found >= float(bound) if relation == ">=" else found <= float(bound))
             self.failed += not line["met"]
         line |= more
-        self.n_figures += 1
         line["machine"] = machine()
+        self.lines.append(line)
         text = json.dumps(line)
         if not self.silent:
             print(text, flush=True)
@@ -297,12 +309,20 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def arguments(description: str, argv: list[str] | None = None, *, real_graphs: str = "", **defaults: Any) -> argparse.Namespace:
+def arguments(
+    description: str,
+    argv: list[str] | None = None,
+    *,
+    real_graphs: str = "",
+    own: argparse.ArgumentParser | None = None,
+    **defaults: Any,
+) -> argparse.Namespace:
     """Parse what every benchmark takes; keyword arguments add integer options with their defaults, ``_`` written ``-``.
 
     ``real_graphs`` names the figures that need a folder of real graphs; :func:`main` says that they are left out without one.
+    ``own`` has options beside these, of a parser without ``--help``.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, parents=[] if own is None else [own])
     parser.add_argument("--runs", type=int, help="counted runs of each side (default: 3, and 1 with --tiny)")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes: shows that it runs, measures nothing")
     parser.add_argument("--only", default="", help="only figures whose group's name contains this")

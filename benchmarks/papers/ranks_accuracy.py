@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from harness import Report, answer
+from harness import Report, answer, environment
 
 import featstore
 from featstore.cli.sage import GraphSAGE
@@ -114,7 +114,8 @@ def trained_together(job: dict[str, Any]) -> dict[str, Any]:
         ranks = []
         for rank in range(job["world_size"]):
             text = json.dumps({**job, "rank": rank, "meeting": f"{folder}/meeting"})
-            ranks.append(subprocess.Popen([sys.executable, __file__, "--child", text], stdout=subprocess.PIPE, text=True))
+            command = [sys.executable, __file__, "--child", text]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()))
         try:
             found = [each.communicate()[0] for each in ranks]
             assert not any(each.returncode for each in ranks), "a rank has failed; its error is above"

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report
-from outre_accuracy import LARGE, train_ways
-from outre_epochs import Work, more_of, run_sides
+from papers.outre_accuracy import LARGE, train_ways
+from papers.outre_epochs import Work, more_of, run_sides
 
 import featstore
 

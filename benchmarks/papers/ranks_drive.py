@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from drive import fio_random_iops, have_fio
-from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel
+from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel, environment
 
 import featstore
 
@@ -61,7 +61,7 @@ def together(job: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
     ranks = []
     for rank in range(world_size):
         command = [sys.executable, __file__, "--child", json.dumps({**job, "rank": rank, "world_size": world_size})]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()))
     try:
         for each in ranks:
             assert _line(each) == "ready\n"

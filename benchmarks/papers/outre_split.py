@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from harness import Report
-from outre_epochs import Work
+from papers.outre_epochs import Work
 
 import featstore
 from featstore.cache.select import top_rows

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from harness import Report, answer, run_child
-from outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
+from papers.outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
 
 DIM, STALENESS = 128, 15
 FANOUTS = {2: [10, 10], 3: [4, 4, 4], 4: [3, 3, 2, 2]}  # by layers: batches of about the same size, so that one memory holds them
