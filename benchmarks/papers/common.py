@@ -167,12 +167,12 @@ class Setting:
             featstore.OutOfCoreGraph.create(path, graph.indptr, graph.ids, progress=False).close()
         return path
 
-    def trace(self, graph: Graph, fanouts: list[int], batch_size: int | None = None) -> Trace:
-        """Sample an epoch of at most 200 batches, and return the rows of each."""
+    def trace(self, graph: Graph, fanouts: list[int], batch_size: int | None = None, most: int = 200) -> Trace:
+        """Sample an epoch, or its first ``most`` batches, and return the rows of each."""
         import torch
 
         size = batch_size or graph.batch_size
-        seeds = torch.from_numpy(np.random.default_rng(0).permutation(graph.seeds)[: 200 * size])
+        seeds = torch.from_numpy(np.random.default_rng(0).permutation(graph.seeds)[: most * size])
         with featstore.open(self.dataset(graph), memory="3GiB") as g:
             g.cache_neighbors()
             return record(featstore.NeighborSampler(g, fanouts), seeds.split(size), g.num_nodes)

@@ -36,12 +36,12 @@ LEAST_MEMORY = 64 << 20
 def job_of(at: Setting, dim: int = 128) -> dict[str, Any]:
     """Describe an epoch of R-MAT in memory that a sixth of it or so fits into, as R22 in 1 GiB."""
     work, batch_size = at.workload(dim), at.batch_size
-    memory = max(LEAST_MEMORY, round((680 << 20) * 2.0 ** (at.scale - 22)))
+    memory = max(LEAST_MEMORY, round((800 << 20) * 2.0 ** (at.scale - 22)))
     return {
         "dataset": os.fspath(work.dataset()),
         "features": os.fspath(work.feature_file()),
         "memory": memory,
-        "neighbors": min(8 * work.num_nodes + 6 * work.n_edges, memory // 4),
+        "neighbors": min(8 * work.num_nodes + 6 * work.n_edges, memory // 8),
         "batch_size": batch_size,
         "n_batches": -(-work.n_seeds // batch_size),
         "prefetch": 1,
@@ -78,9 +78,10 @@ def stages_of(result: dict[str, Any], n_batches: int) -> dict[str, float]:
     return {**stages, "gather": stages["gather"] + result["lookup_s"] / part}
 
 
-def compare(at: Setting, place: float | str, job: dict[str, Any], names: tuple[str, ...] = THREE) -> None:
-    """Report seconds of an epoch of the sides at one place of a figure, beside the memory map."""
-    seconds, found = epochs(at, {name: {**job, **SIDES[name]} for name in names})
+def compare(at: Setting, place: float | str, job: dict[str, Any], cache: float = SHARE) -> None:
+    """Report seconds of an epoch of the paper's three sides at one place of a figure, beside the memory map."""
+    names = THREE
+    seconds, found = epochs(at, {name: {**job, **SIDES[name], "cache": cache} for name in names})
     for name in names:
         is_first = name == names[0]
         more = {} if is_first else {"references": seconds[names[0]]}
@@ -171,26 +172,20 @@ def figure16(at: Setting) -> None:
         at.row(f"R{at.scale}", GINEX, length, seconds[str(length)], "s", "default length", references=reference, rows_loaded=rows)
 
 
-@PAPER.shows("figure 17", "an epoch by the number of features: 64 to 384", NO_DEVICE)
+@PAPER.shows("figure 17", "an epoch by the number of features: 32 to 192", NO_DEVICE)
 def figure17(at: Setting) -> None:
-    """Rows of half, one, two and three times 512 bytes, in the same memory; those of 1,536 straddle pages."""
-    for dim in (64, 128, 256, 384):
-        compare(at, dim, job_of(at, dim) | {"memory": job_of(at)["memory"]})
+    """Rows of a quarter to one and a half times 512 bytes, in caches of the same bytes; those of 768 straddle pages."""
+    for dim in (32, 64, 128, 192):
+        compare(at, dim, job_of(at, dim), cache=SHARE * 128 / dim)
 
 
-@PAPER.shows("figure 18", "an epoch by the memory: half, one and two times the default", NO_DEVICE)
+@PAPER.shows("figure 18", "an epoch by the memory: caches of 5, 10 and 20 % of the rows", NO_DEVICE)
 def figure18(at: Setting) -> None:
-    """The caches' share grows with the memory."""
+    """The group's memory follows the caches', so that the memory map has as much more."""
     job = job_of(at)
     for factor in (0.5, 1.0, 2.0):
-        memory = max(LEAST_MEMORY // 2, int(factor * job["memory"]))
-        sides = {name: {**SIDES[name]} for name in THREE}
-        for name in (STATIC, GINEX):
-            sides[name]["cache"] = factor * SHARE
-        seconds, _ = epochs(at, {name: {**job, **sides[name], "memory": memory} for name in THREE})
-        for name in THREE:
-            more = {} if name == MEMMAP else {"references": seconds[MEMMAP]}
-            at.row(f"R{at.scale}", name, factor, seconds[name], "s an epoch", None if name == MEMMAP else MEMMAP, **more)
+        more = round((factor - 1) * SHARE * at.workload().num_nodes * 4 * at.workload().dim)
+        compare(at, 100 * factor * SHARE, {**job, "memory": job["memory"] + more}, cache=factor * SHARE)
 
 
 @PAPER.shows("figure 19", "an epoch by the size of a batch: a quarter to twice the default", NO_DEVICE)
