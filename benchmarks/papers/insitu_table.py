@@ -1,18 +1,16 @@
-"""Table 2 and figure 5 of bench_insitu.py: bytes of an epoch by what is read, beside those of its sample."""
+"""Table 2 of the in-situ paper (insitu.py): bytes of an epoch by what is read, beside those of its sample."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from harness import PAGE_BYTES, Report
-from realgraphs import wanted
+from harness import PAGE_BYTES
 
 BLOCKS = (512, 4096)  # random access: bytes of a block
-SEED_SHARE = 10  # of the nodes that have neighbours, where a graph says nothing of seeds
 
 
 class Lists:
@@ -63,70 +61,18 @@ def pages_of(first: npt.NDArray[np.int64], end: npt.NDArray[np.int64], n: int) -
     return np.cumsum(marks)[:n] > 0
 
 
-def graph_of(name: str, graphs: Path | None, folder: Path) -> Path:
-    """Return the dataset ``name``, a path, or one made of the real graph of that name in the folder ``graphs``."""
-    import featstore
-
-    if (Path(name) / "catalog.lmdb").exists():
-        return Path(name)
-    real = wanted(graphs, name, f"--graph {name}")
-    path = folder / name
-    if not path.exists():
-        indptr, ids, z = real.load(name)
-        if "train_mask" in z:
-            seeds = np.flatnonzero(z["train_mask"])
-        else:
-            has = np.flatnonzero(np.diff(indptr))
-            seeds = np.random.default_rng(0).choice(has, max(1, len(has) // SEED_SHARE), replace=False)
-        data = {"seeds": seeds.astype(np.int64)}
-        featstore.OutOfCoreGraph.create(path, indptr, ids, node_data=data, progress=False).close()
-    return path
-
-
-def table(args: argparse.Namespace, report: Report, datasets: dict[str, Path], fanouts_of: dict[str, list[int]]) -> None:
-    """Table 2 and figure 5 in bytes."""
+def table(dataset: Path, name: str, fanouts_of: dict[str, list[int]], batch_size: int, row: Callable[..., None]) -> None:
+    """Table 2 in bytes, of one graph; ``row`` is a setting's."""
     import featstore
     from featstore.sampling.sampledbatches import Drawn
 
-    rows: dict[str, dict[str, int]] = {}
-    for graph, dataset in datasets.items():
-        with featstore.open(dataset, memory="4GiB") as g:
-            lists = Lists(g)
-            seeds = g.node_data["seeds"] if "seeds" in g.node_data else g.node_data["train_idx"]
-            for name, fanouts in fanouts_of.items():
-                sampler = featstore.NeighborSampler(g, fanouts, seed=1)
-                order = Drawn(sampler, featstore.RandomBatches(seeds, args.batch_size, seed=3)).epoch(0)
-                moved = moved_bytes(lists, len(fanouts), order)
-                rows[f"{graph} {{{name}}}"] = moved
-                for way, n_bytes in moved.items():
-                    report.figure(
-                        f"{graph}, {name}, {way}",
-                        [float(n_bytes)],
-                        "B an epoch",
-                        reference="the sample's bytes",
-                        references=[float(max(1, moved["sample"]))],
-                        batches=len(order),
-                    )
-    if args.figure or args.plot is not None:
-        plot(rows, args.plot or Path("insitu.png"))
-
-
-def plot(rows: dict[str, dict[str, int]], path: Path) -> None:
-    """Draw the bytes of an epoch, a group of bars a graph."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    ways = list(next(iter(rows.values())))
-    figure, axes = pyplot.subplots(figsize=(2 + len(rows), 4.5))
-    for k, way in enumerate(ways):
-        places = np.arange(len(rows)) + (k - len(ways) / 2) / (len(ways) + 1)
-        axes.bar(places, [each[way] for each in rows.values()], 1 / (len(ways) + 1), label=way)
-    axes.set_yscale("log")
-    axes.set_xticks(np.arange(len(rows)), list(rows), rotation=20, ha="right", fontsize="small")
-    axes.set_ylabel("bytes an epoch")
-    axes.legend(fontsize="x-small", ncols=2)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    print(f"drawn: {path}")
+    with featstore.open(dataset, memory="4GiB") as g:
+        lists = Lists(g)
+        for label, fanouts in fanouts_of.items():
+            sampler = featstore.NeighborSampler(g, fanouts, seed=1)
+            order = Drawn(sampler, featstore.RandomBatches(g.node_data["seeds"], batch_size, seed=3)).epoch(0)
+            moved = moved_bytes(lists, len(fanouts), order)
+            for way, n_bytes in moved.items():
+                of = None if way == "sample" else "the sample's bytes"
+                more = {} if of is None else {"references": [float(max(1, moved["sample"]))]}
+                row(name, way, label, [float(n_bytes)], "B an epoch", of, batches=len(order), **more)

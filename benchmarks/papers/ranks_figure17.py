@@ -98,7 +98,9 @@ def figure17(
 ) -> None:
     """Figures of one graph; parts of each method and number, made with one seed. ``row`` is a setting's."""
     hops, n_outside, n_views = args.hops, 0, 0
-    with featstore.OutOfCoreGraph.create(folder / f"{name}-17", indptr, indices, progress=False, memory="1GiB") as g:
+    with featstore.OutOfCoreGraph.create(
+        folder / f"{name}-17", indptr, indices, progress=False, overwrite=True, memory="1GiB"
+    ) as g:
         for k in (2,) if args.tiny else PARTS:
             shares, hits = {}, {}
             for method in METHODS:
