@@ -108,15 +108,9 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
     with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
         command = [sys.executable, script, "--child", json.dumps(job)]
         enter = None if group is None else group.enter
-        env = environment(tree)
+        env = None if tree is None else {**os.environ, "PYTHONPATH": os.fspath(tree)}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=env)
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def environment(tree: Path | None = None) -> dict[str, str]:
-    """Make the environment of a child, whose modules are this folder's, and ``tree``'s where one is given."""
-    paths = [os.fspath(tree)] if tree is not None else [path for path in (os.environ.get("PYTHONPATH"),) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.fspath(Path(__file__).parent)])}
 
 
 def answer(child: Callable[[dict[str, Any]], dict[str, Any]]) -> bool:

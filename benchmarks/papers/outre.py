@@ -33,12 +33,13 @@ NO_DEVICE = "data preparation alone: no device computes"
 FANOUTS = [10, 10]
 EPOCH_BATCHES = {"linux414-calls": 500, "cnr-2000": 200, "ego-twitter": 50}  # seeds a batch in epochs: rows are large
 PARTS = (100, 10_000)
+MOST_NODES = 300_000  # of the planted graph, whose rows are large
 
 
 def graphs(at: Setting) -> Iterator[Graph]:
     """Yield planted communities, and the real graphs that are there; ``--graph`` names some of them."""
     if not at.args.graph or PLANTED in at.args.graph:
-        indptr, ids, seeds = communities(max(6_000, 1 << at.scale))
+        indptr, ids, seeds = communities(min(MOST_NODES, max(6_000, 1 << at.scale)))
         yield Graph(PLANTED, indptr, ids, seeds, min(1000, max(100, len(seeds) // 40)))
     yield from at.real_graphs()
 

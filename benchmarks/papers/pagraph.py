@@ -227,7 +227,7 @@ def figure18(at: Setting) -> None:
         if "ranks" not in g.parts():
             featstore.partition(g, RANKS, "ldg", seeds, hops=2, name="ranks", progress=False)
         view = g.part(0, "ranks", progress=False)
-        own = np.array(g.parts()["ranks"].self_reliant().part(0))
+        own = g.parts()["ranks"].self_reliant().part(0).numpy()
         quarter = np.random.default_rng(0).permutation(seeds)[: len(own)]
         own, quarter = own[: most_of(at) * size], quarter[: most_of(at) * size]
         cache = featstore.DeviceCache(TIER, policy="degree")

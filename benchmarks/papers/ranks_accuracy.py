@@ -22,11 +22,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
+
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from harness import Report, answer, environment
+from harness import Report, answer
 
 import featstore
 from featstore.cli.sage import GraphSAGE
@@ -115,7 +118,7 @@ def trained_together(job: dict[str, Any]) -> dict[str, Any]:
         for rank in range(job["world_size"]):
             text = json.dumps({**job, "rank": rank, "meeting": f"{folder}/meeting"})
             command = [sys.executable, __file__, "--child", text]
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()))
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:
             found = [each.communicate()[0] for each in ranks]
             assert not any(each.returncode for each in ranks), "a rank has failed; its error is above"

@@ -16,9 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
+
 import numpy as np
 from drive import fio_random_iops, have_fio
-from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel, environment
+from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel
 
 import featstore
 
@@ -61,7 +64,7 @@ def together(job: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
     ranks = []
     for rank in range(world_size):
         command = [sys.executable, __file__, "--child", json.dumps({**job, "rank": rank, "world_size": world_size})]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()))
+        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     try:
         for each in ranks:
             assert _line(each) == "ready\n"
