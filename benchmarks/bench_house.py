@@ -67,6 +67,8 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
             "kernel_bytes": epoch["kernel_bytes"],
             "superbatch": stats.get("superbatch"),
             "taken": stats["auto"]["taken"]["strategy"] if "auto" in stats else job["strategy"],
+            "setup_s": setup_s,
+            "stages": stats["seconds"],
             "tree": os.fspath(Path(featstore.__file__).parent.parent),
         }
 
@@ -148,6 +150,9 @@ def epoch(args: argparse.Namespace, report: Report, name: str, job: dict[str, An
         more["loads_equal"] = more["loads"] == more["loads_beside"]
     more |= {key: found["this"][-1][key] for key in ("batches", "rows", "kernel_bytes", "superbatch", "taken")}
     more["longest_wait_s"] = [each["longest_wait_s"] for each in found["this"]]
+    for name_of, runs in found.items():
+        of_stage = {stage: [round(each["stages"].get(stage, 0), 2) for each in runs] for stage in runs[0]["stages"]}
+        more[f"stages_{name_of}"] = {"setup": [round(each["setup_s"], 2) for each in runs], **of_stage}
     figure(report, name, found, "seconds", **more)
 
 

@@ -28,6 +28,8 @@ PAGE_BYTES = 4096
 GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
 MARGIN_BYTES = 64_000_000  # of resident memory beyond a budget
 LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady
+COMMIT = (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+PLACES = ("--out", "--scratch", "--folder", "--graphs", "--beside", "--keep")  # options that say nothing of what is measured
 PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
 
@@ -45,6 +47,31 @@ def machine() -> str:
     """One line about this machine: processor, cores, memory, kernel."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}"
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that is checked out, ``+`` behind it if files differ from it; empty where git cannot tell."""
+    git = ["git", "-C", os.fspath(Path(__file__).parent)]
+    try:
+        done = [subprocess.run([*git, *what], capture_output=True, text=True, check=True).stdout for what in COMMIT]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done[0].strip() + ("+" if done[1].strip() else "")
+
+
+def command() -> str:
+    """How this program was called, without what a machine's folders are named."""
+    program, words, skipped = Path(sys.argv[0]), [], False
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    for word in sys.argv[1:]:
+        option = word.partition("=")[0]
+        if not skipped and option not in PLACES:
+            words.append(f'"{word}"' if " " in word else word)
+        elif option == "--graphs":
+            words.append("--graphs DIR")
+        skipped = not skipped and word in PLACES and word != "--keep"
+    return " ".join([name, *words])
 
 
 # -- running -------------------------------------------------------------------------------------------------------------------
@@ -212,6 +239,7 @@ class Report:
     out: Path | None = None
     failed: int = 0
     silent: bool = False
+    tiny: bool = False
     promises: bool = True  # whether targets stand in the lines, and count
     lines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -274,7 +302,9 @@ class Report:
             line["met"] = bool(found >= float(bound) if relation == ">=" else found <= float(bound))
             self.failed += not line["met"]
         line |= more
-        line["machine"] = machine()
+        line |= {"machine": machine(), "commit": commit(), "command": command(), "date": time.strftime("%Y-%m-%d")}
+        if self.tiny:
+            line["tiny"] = True
         self.lines.append(line)
         text = json.dumps(line)
         if not self.silent:
@@ -363,7 +393,7 @@ def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Names
     print(f"# {machine()}", file=sys.stderr, flush=True)
     if args.real_graphs and args.graphs is None and not args.tiny:
         print(f"# left out without --graphs or $FEATSTORE_GRAPHS: {args.real_graphs}", file=sys.stderr, flush=True)
-    report = Report(args.out)
+    report = Report(args.out, tiny=args.tiny)
     run(args, report)
     if not report.n_figures:
         print(f"nothing was measured: --only {args.only!r} names no group, or what it needs is not there", file=sys.stderr)

@@ -72,7 +72,7 @@ def main() -> None:
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"# {machine()}", file=sys.stderr, flush=True)
-    report = Report(args.out, silent=True, promises=args.scale >= REAL_SCALE)
+    report = Report(args.out, silent=True, tiny=args.tiny, promises=args.scale >= REAL_SCALE)
     with scratch(args, args.paper) as folder:
         setting = Setting(args, report, folder, args.paper)
         for what in chosen(args, paper):

@@ -48,7 +48,8 @@ __all__ = [
 BUFFERS = 4  # batches at once: the loop's, one being assembled, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 4 + STORED_PER_ACCESS  # on disk, per sampled node: its id, its edges, its plan
-TIE = 0.05  # estimates with a smaller relative difference count as equal
+TIE = 0.05  # estimates with a smaller relative difference count as equal, where one has work done once that may be used again
+NOISE = 0.02  # the same, where they move other numbers of bytes: by so much do measured rates differ between runs
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
 ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a plan
 
@@ -208,7 +209,7 @@ class Estimate:
     disk_bytes : int
         Bytes of run files or packed extents at once.
     moved_bytes : int
-        Bytes of features read and written in an epoch.
+        Bytes of features read and written in an epoch; of about equal estimates, the one that moves fewest is taken.
     parts : dict of str to float
         Seconds of an epoch by kind of work; they overlap.
     impossible : str
@@ -325,14 +326,16 @@ def first_touch_s(w: Workload, m: Machine) -> float:
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:
     """Choose the possible estimate with the fewest seconds for ``epochs``, and the reason; ValueError if none is possible.
 
-    Of estimates that differ by less than their accuracy, the one with the fastest epochs is taken, since one-off work may be used
-    again.
+    Of estimates that differ by less than their accuracy, those with the fastest epochs are preferred, since one-off work may be
+    used again; and of these, if they differ by no more than measured rates do, the one that moves the fewest bytes.
     """
     possible = sorted((each for each in estimates if not each.impossible), key=lambda each: each.total_s(epochs))
     if not possible:
         raise ValueError("; ".join(f"{each.strategy} ({each.policy}): {each.impossible}" for each in estimates))
     near = [each for each in possible if each.total_s(epochs) <= (1 + TIE) * possible[0].total_s(epochs)]
-    best = min(near, key=lambda each: (each.epoch_s, each.total_s(epochs)))
+    fastest = min(each.epoch_s for each in near)
+    near = [each for each in near if each.epoch_s <= (1 + NOISE) * fastest]
+    best = min(near, key=lambda each: (each.moved_bytes, each.epoch_s, each.total_s(epochs)))
     possible = [best, *(each for each in possible if each is not best)]
     part, seconds = max(best.parts.items(), key=lambda item: item[1])
     reason = (

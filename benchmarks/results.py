@@ -1,0 +1,182 @@
+"""Kept results: ``benchmarks/results`` has the figures of each processor, for docs/performance.md's table and plots.
+
+    python -m benchmarks.results keep build/bench.jsonl    # the newest line of each figure, by processor
+    python -m benchmarks.results write                     # the table between the marks in docs/performance.md, and the plots
+
+Figures of ``--tiny``, and of a tree that differs from its commit, are refused. The table counts the bounds of each topic that
+were met, and names those that were missed. A plot has all bounds of a topic, and how far from each every processor came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).absolute().parent.parent
+KEPT, PAGE, PLOTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "plots"
+BEGIN, END = "<!-- made by `python -m benchmarks.results write` -->", "<!-- until here -->"
+# Benchmarks by topic, in the order of the table.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "rows": ("gather",),
+    "sampling": ("sampling", "chunks", "insitu"),
+    "epochs": ("epoch", "packing", "planner", "house"),
+    "choices": ("auto", "division", "defaults"),
+    "sizes": ("growth", "papers100m", "types"),
+    "papers": ("outre", "pagraph", "papers"),
+    "machines": ("ranks", "shards", "sharing"),
+    "data": ("aggregate", "infer", "import", "tables", "pyg"),
+}
+MOST_BARS = 40  # of a plot
+Line = dict[str, Any]
+
+
+def processor(line: Line) -> str:
+    """Name the processor of a figure's machine; clouds name several alike, so its family and model belong to it."""
+    return re.sub(r", \d+ cores.*", "", line["machine"])
+
+
+def file_of(name: str) -> Path:
+    """Find the file of a processor's figures."""
+    return KEPT / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".jsonl")
+
+
+def topic_of(line: Line) -> str:
+    """Find the topic of a figure by the benchmark that its command names; KeyError: it is in none."""
+    script = re.sub(r"^bench_", "", line["command"].split()[0])
+    for topic, scripts in TOPICS.items():
+        if script in scripts:
+            return topic
+    raise KeyError(f"{line['command']}: a benchmark of no topic; name it in TOPICS")
+
+
+def read(path: Path) -> list[Line]:
+    """Read lines of figures."""
+    return [json.loads(text) for text in path.read_text().splitlines() if text]
+
+
+def keep(paths: Iterable[Path]) -> dict[Path, int]:
+    """Add figures to those that are kept, in place of older ones of the same name; count the new lines of each file.
+
+    Raises
+    ------
+    ValueError
+        A figure is of ``--tiny``, or its commit is not known or not what ran.
+    """
+    found: dict[Path, dict[str, Line]] = defaultdict(dict)
+    for path in paths:
+        for line in read(path):
+            if line.get("tiny") or not line.get("commit") or line["commit"].endswith("+"):
+                raise ValueError(f"{path}: {line['name']!r} is of --tiny, or of a tree that differs from its commit: run it anew")
+            topic_of(line)
+            found[file_of(processor(line))][line["name"]] = line
+    for path, lines in found.items():
+        before = {line["name"]: line for line in read(path)} if path.exists() else {}
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{json.dumps(line)}\n" for _, line in sorted({**before, **lines}.items())))
+    return {path: len(lines) for path, lines in found.items()}
+
+
+def measured(line: Line) -> float:
+    """Get what a bound is of: the ratio, or the value where there is none."""
+    return float(line["value"] if line["ratio"] is None else line["ratio"])
+
+
+def distance(line: Line) -> float:
+    """Compute how many times better than its bound a figure is; below 1 it is missed."""
+    relation, bound = line["target"].split()
+    ours, theirs = measured(line), float(bound)
+    if ours == theirs:
+        return 1.0
+    worse, better = (ours, theirs) if relation == "<=" else (theirs, ours)
+    return better / worse if worse else float("inf")
+
+
+def table(kept: dict[str, list[Line]]) -> str:
+    """Format the bounds by topic and processor, and each that was missed."""
+    names = list(kept)
+    rows = [["bounds met, of all", *names], ["---"] * (1 + len(names))]
+    missed: list[list[str]] = []
+    for topic in TOPICS:
+        cells = []
+        for name in names:
+            lines = [line for line in kept[name] if "target" in line and topic_of(line) == topic]
+            commits = sorted({line["commit"] for line in lines})
+            cells.append(f"{sum(line['met'] for line in lines)} of {len(lines)} ({', '.join(commits)})" if lines else "")
+            for line in lines:
+                if not line["met"]:
+                    beside = f" beside {line['reference']}" if line["reference"] else f" {line['unit']}"
+                    what, runs = f"{line['name']},{beside}", f"{len(line['runs'])}"
+                    missed.append([what, line["target"], f"{measured(line):.3g}", f"{name}, {runs}", f"`{line['command']}`"])
+        if any(cells):
+            rows.append([f"[{topic}](plots/bounds-{topic}.svg)", *cells])
+    head = [["missed", "promised", "measured", "processor, runs", "command"], ["---"] * 5] if missed else []
+    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in part) for part in (rows, head + missed) if part)
+
+
+def plot(topic: str, kept: dict[str, list[Line]], path: Path) -> None:
+    """Draw how many times better than its bound each figure of a topic is, a marker a processor."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    of_names = {name: {line["name"]: line for line in lines if topic_of(line) == topic} for name, lines in kept.items()}
+    bounds = sorted({each for lines in of_names.values() for each, line in lines.items() if "target" in line})[:MOST_BARS]
+    with mpl.rc_context({"svg.hashsalt": "featstore", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(9, 1.2 + 0.24 * len(bounds)), layout="constrained")
+        axes = figure.subplots()
+        for name, lines in of_names.items():
+            at = [(distance(lines[each]), number) for number, each in enumerate(bounds) if "target" in lines.get(each, {})]
+            if at:
+                axes.plot(*zip(*[(min(16.0, max(1 / 16, x)), y) for x, y in at], strict=True), "o", label=name)
+        axes.axvline(1.0, color="grey", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(1 / 20, 20)
+        axes.set_yticks(range(len(bounds)), [each if len(each) < 70 else f"{each[:67]}…" for each in bounds])
+        axes.invert_yaxis()
+        axes.set_xlabel("times better than promised (left of 1: missed)")
+        axes.legend(loc="lower right")
+        figure.savefig(path, metadata={"Date": None})
+
+
+def write() -> list[Path]:
+    """Write the table and the plots; return the files."""
+    kept = {processor(lines[0]): lines for path in sorted(KEPT.glob("*.jsonl")) if (lines := read(path))}
+    text = PAGE.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{PAGE} lacks the marks {BEGIN} and {END}, between which the table goes")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}")
+    made = [PAGE]
+    for topic in TOPICS:
+        if any("target" in line and topic_of(line) == topic for lines in kept.values() for line in lines):
+            made.append(PLOTS / f"bounds-{topic}.svg")
+            plot(topic, kept, made[-1])
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Keep figures, or write what is made of those that are kept."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    keeping = commands.add_parser("keep", help="add figures, which benchmarks wrote with --out")
+    keeping.add_argument("paths", nargs="+", type=Path, metavar="JSONL")
+    commands.add_parser("write", help="write docs/performance.md's table and plots")
+    args = parser.parse_args(argv)
+    try:
+        if args.what == "keep":
+            for path, n in keep(args.paths).items():
+                print(f"{n} figures: {path.relative_to(ROOT)}")
+        else:
+            for path in write():
+                print(path.relative_to(ROOT))
+    except (ValueError, KeyError) as error:
+        parser.error(str(error.args[0]))
+
+
+if __name__ == "__main__":
+    main()
