@@ -29,7 +29,7 @@ GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
 MARGIN_BYTES = 64_000_000  # of resident memory beyond a budget
 LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady
 COMMIT = (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-PLACES = ("--out", "--scratch", "--folder", "--graphs", "--beside", "--keep")  # options that say nothing of what is measured
+PLACES = ("--out", "--plot", "--scratch", "--folder", "--graphs", "--beside", "--keep")  # say nothing of what is measured
 PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
 

@@ -186,10 +186,10 @@ def a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(fig
     counted = [figure for figure in figures if "rows requested" in str(figure["name"]) and "history" in str(figure["name"])]
     assert len(counted) == 4
     assert all(figure["ratio"] < 1 and figure["pulled"] > 0 for figure in counted)
-    chosen = [figure for figure in figures if 'nodes="auto"' in str(figure["reference"])]
+    chosen = [figure for figure in figures if "a history (auto)" in str(figure["reference"])]
     assert len(chosen) == 2
     assert all(figure["split"] and figure["reference_rows"] <= figure["rows"] for figure in chosen)
-    prepared = [figure for figure in figures if "data preparation in partition batches" in str(figure["name"])]
+    prepared = [figure for figure in figures if "a history (history)" in str(figure["reference"])]
     assert [str(figure["name"]).split(", ")[1].split(":")[0] for figure in prepared] == ["superbatch", "streamed"]
     assert all(figure["reference_rows"] < figure["rows"] for figure in prepared)
 
