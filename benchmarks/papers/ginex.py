@@ -1,7 +1,8 @@
 """Ginex (VLDB 2022): neighbour and feature caches in superbatches, Belady's policy, beside a memory map and a static cache.
 
 The figures carry the numbers of the paper; 1–3 and 7–13 are drawings and pseudocode. There is no device: transfer and compute,
-which the paper hides beside preparation, are left out, so an epoch is its data preparation. Fan-outs are [10, 10, 10].
+which the paper hides beside preparation, are left out, so an epoch is its data preparation. Fan-outs are [10, 10, 10]. Sides
+run in a control group with 400 MiB for the interpreter: below scale 20 that holds all rows in a memory map's page cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import bench_epoch
 import numpy as np
-from harness import PAGE_BYTES, alternate
+from harness import PAGE_BYTES, alternate, whole_epoch
 from papers.common import BASE_BYTES, Paper, Setting
 
 import featstore
@@ -72,10 +73,10 @@ def epochs(at: Setting, jobs: dict[str, dict[str, Any]]) -> tuple[dict[str, list
 
 
 def stages_of(result: dict[str, Any], n_batches: int) -> dict[str, float]:
-    """Seconds of an epoch by stage; what a memory map's look-up takes is gathering. Of a cut run, in proportion."""
-    part = result["batches"] / n_batches
-    stages = {stage: result["stages"].get(stage, 0.0) / part for stage in STAGES}
-    return {**stages, "gather": stages["gather"] + result["lookup_s"] / part}
+    """Seconds of an epoch by stage; what a memory map's look-up takes is gathering. A cut run goes on as its second half did."""
+    marks = result["marks"]
+    stages = {stage: whole_epoch([mark["stages"].get(stage, 0.0) for mark in marks], n_batches) for stage in STAGES}
+    return {**stages, "gather": stages["gather"] + whole_epoch([mark["lookup_s"] for mark in marks], n_batches)}
 
 
 def compare(at: Setting, place: float | str, job: dict[str, Any], cache: float = SHARE) -> None:
