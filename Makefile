@@ -18,7 +18,7 @@ ROOT   := $(CURDIR)
 SOURCES := $(shell find src_cython -type f 2>/dev/null) setup.py
 ASAN   := build/asan-tree
 # Not those that build, read or preload something themselves.
-NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging) tests/testing/test_faults.py
+NOT_ASAN := $(patsubst %,tests/system/test_%.py,benchmarks docs faults layers packaging site) tests/testing/test_faults.py
 ASAN_TESTS ?= $(filter-out $(NOT_ASAN) tests/memory/% tests/digests/%,$(wildcard tests/*/test_*.py))
 TSAN   := build/tsan-tree
 # Those with threads; a process that forks them, or is watched by the tests, is another matter.
@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test stress demo bench asan tsan clean
+.PHONY: help install lint format test docs stress demo bench asan tsan clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,10 +42,11 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(PY) -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@echo "installing into $(VENV): a few minutes, most of them for torch and the compiler"
+	@$(PY) -m pip install -qq $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Installing has compiled what there was then.
+# pip says what went wrong, and nothing else (-qq). Installing has compiled what there was then.
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@if [ -n "$$(find $(SOURCES) -newer $(VENV)/.installed)" ]; then \
 		echo "$(PY) setup.py build_ext --inplace"; $(PY) setup.py --quiet build_ext --inplace; fi
@@ -70,12 +71,16 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
+docs: $(VENV)/.built ## build the documentation site into build/site; a warning is an error
+	$(PY) -m sphinx -W --keep-going -q -d build/doctrees docs build/site
+	@echo build/site/index.html
+
 stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races, mutations; and the demo
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 	$(PY) examples/demo.py
 
-demo: $(VENV)/.built ## generate a graph, train within a quarter of its size, plot where time goes
-	$(PY) examples/demo.py $(DEMO_ARGS)
+demo: $(VENV)/.built ## train within a quarter of a graph's size, beside a memory map; ends with one picture
+	@$(PY) examples/demo.py $(DEMO_ARGS)
 
 bench: $(VENV)/.built ## every benchmark; one JSON line a figure, also in build/bench.jsonl
 	@mkdir -p build

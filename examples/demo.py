@@ -1,9 +1,14 @@
-"""featstore in five minutes: train on features four times as large as the memory that they may take. Run by ``make demo``.
+"""featstore in five minutes: one training, over a memory map and over three strategies, in the same memory. Run by ``make demo``.
 
-Generates a power-law graph with planted classes, whose features (1 GB) are streamed to disk; trains GraphSAGE on it within a
-budget of a quarter of that; trains the same again with the features in a memory map that 16 threads read, and for a quarter of
-the time with one thread, in the same memory (a memory control group where one can be made); and draws where the time went:
-``demo/demo.png``.
+Generates a power-law graph with planted classes, whose features (1 GB) are streamed to disk. Trains GraphSAGE on it within a
+budget of a quarter of that: with the features in a memory map that 16 threads read, and with featstore on demand, streamed and
+packed. All see the same batches, so losses are the same to the last bit. ``demo/demo.png`` shows what differs: seconds, reads,
+and memory.
+
+What the seconds mean. featstore reads past the page cache. The memory map's file is dropped from the page cache before its run.
+Each run is held to the same memory by a control group, which counts the page cache. It takes root to make one. Without it, the
+kernel keeps every page that the memory map has touched, as far as memory reaches: its seconds are then those of a machine with
+that memory. The demo and its picture say so, and the picture shows how much the memory map took.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import argparse
 import json
 import mmap
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,17 +31,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import featstore
-from featstore.cli.training import stage_table, train
+from featstore.cli.training import train
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
+from featstore.storage.rowfile import ReadStats
 from featstore.testing.limits import memory_group
 
 CLASSES = 16
 OVERHEAD = 448 << 20  # the interpreter, torch, the model and its activations, beside the budget
-TITLES = {"featstore": "featstore", "memmap": "np.memmap, 16 threads", "memmap1": "np.memmap, 1 thread"}
-THREADS = {"memmap": 16, "memmap1": 1}  # that read a memory map: each waits for one page at a time
+N_THREADS = 16  # that read the memory map: each waits for one page at a time
+TITLES = {
+    "memmap": f"np.memmap, {N_THREADS} threads",
+    "ondemand": "featstore, on demand",
+    "streamed": "featstore, streamed",
+    "packed": "featstore, packed",
+}
 
 
 class Planted:
@@ -56,7 +69,7 @@ class Planted:
         self.members = shuffled[np.argsort(self.y[shuffled], kind="stable")]
         self.first = np.searchsorted(self.y[self.members], np.arange(CLASSES + 1))
         order = rng.permutation(n)
-        self.splits = {"train_idx": order[: n // 50], "test_idx": order[-n // 200 :]}
+        self.splits = {"train_idx": order[: n // 50], "test_idx": order[-n // 400 :]}
 
     def neighbor_blocks(self, nodes: int = 1 << 16) -> Iterator[npt.NDArray[np.int64]]:
         """Yield in-neighbours, node after node."""
@@ -117,148 +130,242 @@ class MapStore:
         return self.shape[0]
 
     def gather(self, ids: torch.Tensor, plan: None, tiers: Mapping[Tier, Any], tally: Tally) -> torch.Tensor:
-        tally.count(Tier.BASE, len(ids))
         wanted, out = ids.numpy(), np.empty((len(ids), self.shape[1]), np.float32)
         step = -(-len(wanted) // (4 * self._n_threads)) or 1
 
-        def read(first: int) -> None:
+        def read(first: int) -> int:
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
             np.take(self._rows, wanted[first : first + step], axis=0, out=out[first : first + step], mode="clip")
+            return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before
 
-        list(self._pool.map(read, range(0, len(wanted), step)))
+        # A major fault is a page that came from the drive. The other rows were in the page cache, which is this way's host tier.
+        n_pages = sum(self._pool.map(read, range(0, len(wanted), step)))
+        n_loaded = min(n_pages, len(wanted))
+        tally.count(Tier.BASE, n_loaded)
+        tally.count(Tier.HOST, len(wanted) - n_loaded)
+        tally.read.add(ReadStats(n_loaded, n_pages, n_loaded * self.nbytes // max(1, len(self)), n_pages * mmap.PAGESIZE))
         return torch.from_numpy(out)
+
+
+def resident_bytes(field: str) -> int:
+    """Read this process's memory now (``VmRSS``) or its most so far (``VmHWM``); pages of a memory map that it uses count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def over_map(g: featstore.OutOfCoreGraph, path: Path) -> Any:
+    """Return a stand-in for the graph, whose features are in a memory map; samples and labels are the graph's own."""
+    names = ("num_nodes", "num_edges", "types", "own_part", "node_data", "budget", "options", "pool", "reader", "topology")
+    kept = {name: getattr(g, name) for name in (*names, "neighbor_cache")}
+    return SimpleNamespace(**kept, features={"x": MapStore(path, N_THREADS)})
 
 
 def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> dict[str, Any]:
     """Train once; what runs in a process of its own."""
     torch.use_deterministic_algorithms(True)
-    start = time.perf_counter()
+    before = resident_bytes("VmRSS")
+    once_s = 0.0
+    steps: list[None] = []  # one a batch that was trained: the loader also counts those that it has made ahead
     with featstore.open(folder / "graph", memory=memory) as g:
         g.cache_neighbors(memory // 4)
         sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        seeds = g.node_data["train_idx"]
+        batch_size = min(1000, max(50, g.num_nodes // 1000))  # two batches fit a quarter of the features, however few
         graph: Any = g
-        options: dict[str, Any] = {"strategy": featstore.OnDemand(cache="auto", policy="frequency")}
-        if kind in THREADS:
-            names = (
-                "num_nodes",
-                "num_edges",
-                "types",
-                "own_part",
-                "node_data",
-                "budget",
-                "options",
-                "pool",
-                "reader",
-                "topology",
-                "neighbor_cache",
-            )
-            store = MapStore(folder / "x.npy", THREADS[kind])
-            graph = SimpleNamespace(**{name: getattr(g, name) for name in names}, features={"x": store})
-            options = {"strategy": featstore.OnDemand(cache=None)}  # the page cache is its cache
+        strategy: featstore.Strategy
+        if kind == "memmap":
+            graph, strategy = over_map(g, folder / "x.npy"), featstore.OnDemand(cache=None)  # the page cache is its cache
+        elif kind == "ondemand":
+            strategy = featstore.OnDemand(cache="auto", policy="frequency")
+        elif kind == "streamed":
+            strategy = featstore.Streamed()
+        else:
+            start = time.perf_counter()
+            pack = folder / "graph.pack"
+            featstore.sample_offline(g, sampler, seeds, batch_size, epochs, pack, seed=0, overwrite=True, progress=False).close()
+            strategy = featstore.Packed(pack)
+            featstore.Loader(g, strategy=strategy, features="x").close()  # the first loader makes the layout
+            once_s = time.perf_counter() - start
+        counting = register_optimizer_step_post_hook(lambda *_: steps.append(None))
         result = train(
             graph,
             sampler,
             2,
-            batch_size=min(1000, max(50, g.num_nodes // 1000)),  # two batches fit a quarter of the features, however few
+            batch_size=batch_size,
             hidden=128,
             epochs=epochs,
             lr=0.01,
             max_seconds=seconds,
-            loader_options=options,
+            held_out=["test"],
+            progress=False,
+            loader_options={"strategy": strategy},
         )
-    return {**result.to_dict(), "seconds": time.perf_counter() - start}
+        counting.remove()
+    memory_bytes = {"before": before, "peak": resident_bytes("VmHWM")}
+    of = {"steps": len(steps), "batches_an_epoch": -(-len(seeds) // batch_size)}
+    return {**result.to_dict(), **of, "once_s": once_s, "resident": memory_bytes}
 
 
 def run(kind: str, options: argparse.Namespace, budget: int) -> dict[str, Any]:
-    """Train in a child process, within a memory control group where one can be made."""
+    """Train in a child process, within a memory control group where one can be made; ``unlimited`` says why none was."""
     out = options.folder / f"{kind}.json"
     command = [sys.executable, __file__, "--folder", str(options.folder), "--worker", kind, "--memory", str(budget)]
-    seconds = options.seconds / 4 if kind == "memmap1" else options.seconds  # enough to see what a batch takes
-    command += ["--epochs", str(options.epochs), "--seconds", str(seconds)]
+    command += ["--epochs", str(options.epochs), "--seconds", str(options.seconds)]
+    unlimited = ""
     try:
         with memory_group(budget + OVERHEAD) as group:
             subprocess.run(command, check=True, preexec_fn=group.enter)
     except OSError as error:
-        print(
-            f"no memory control group can be made ({error}): the page cache is NOT limited, which favours np.memmap", flush=True
-        )
+        unlimited = str(error)
         subprocess.run(command, check=True)
-    return dict(json.loads(out.read_text()))
+    return {**json.loads(out.read_text()), "unlimited": unlimited}
+
+
+def measures(result: Mapping[str, Any]) -> dict[str, float]:
+    """Work out what a run came to, an epoch: seconds, reads, and bytes of rows that were in memory, were read, were read unasked.
+
+    If the time was up, the run has a part of its epochs, and its numbers are those of as many batches as a whole epoch has.
+    """
+    stats, of = result["stats"], result["batches_an_epoch"]
+    trained, gathered = max(1, result["steps"]) / of, max(1, stats["batches"]) / of
+    seconds = sum(epoch["seconds"] for epoch in result["epochs"])
+    read = stats["rows_loaded"] * stats["row_bytes"]
+    return {
+        "seconds": seconds / trained,
+        "computing": min(seconds, stats["seconds"].get("compute", 0.0)) / trained,
+        "memory": (stats["rows"] - stats["rows_loaded"]) * stats["row_bytes"] / gathered,
+        "read": read / gathered,
+        "gaps": max(0, stats["bytes_read"] - read) / gathered,
+        "reads": stats["reads"] / gathered,
+    }
+
+
+def accuracy(result: Mapping[str, Any]) -> float:
+    """Return the test accuracy after the last epoch; nan without one."""
+    return float(result["epochs"][-1]["test_accuracy"]) if result["epochs"] else float("nan")
+
+
+def compare_losses(results: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return how many losses all runs have, the same to the last bit; 0 if any differ, or there are none."""
+    found = [result["losses"] for result in results.values()]
+    n = min(len(losses) for losses in found)
+    return n if all(losses[:n] == found[0][:n] for losses in found) else 0
 
 
 def report(results: dict[str, dict[str, Any]]) -> bool:
     """Print what the runs came to; return whether their losses are the same to the last bit."""
+    slow = measures(results["memmap"])["seconds"]
+    heads = f"{'seconds an epoch':>17}{'waiting':>9}{'faster':>8}{'rows in memory':>16}{'reads':>9}{'peak':>9}{'accuracy':>10}"
+    print(f"\n{'':<24}{heads}")
     for kind, result in results.items():
-        print(f"\n== {TITLES[kind]}: {result['seconds']:.1f} s")
-        print(stage_table(result["stats"]))
-    ours, theirs, single = (results[kind] for kind in TITLES)
-    print(f"\nepoch      {'featstore':<28}{TITLES['memmap']}")
-    for mine, other in zip(ours["epochs"], theirs["epochs"], strict=False):
-        cells = [f"test {e['test_accuracy']:.4f} in {e['seconds']:6.1f} s" for e in (mine, other)]
-        print(f"{mine['epoch']:>5}      {cells[0]:<28}{cells[1]}")
-    for kind in THREADS:
-        done, of = results[kind]["stats"]["batches"], ours["stats"]["batches"]
+        m = measures(result)
+        rows = max(1.0, m["memory"] + m["read"])
+        cells = f"{m['seconds']:>17.1f}{m['seconds'] - m['computing']:>9.1f}{slow / max(m['seconds'], 1e-9):>7.1f}×"
+        cells += (
+            f"{m['memory'] / rows:>16.0%}{m['reads']:>9,.0f}{result['resident']['peak'] / 1e6:>6,.0f} MB{accuracy(result):>10.4f}"
+        )
+        print(f"{TITLES[kind]:<24}{cells}")
+    for kind, result in results.items():
+        done, of = result["steps"], max(each["steps"] for each in results.values())
         if done < of:
-            print(f"{TITLES[kind]}: stopped after {done} of {of} batches (--seconds)")
-    n = min(len(ours["losses"]), len(theirs["losses"]))
-    n_single = min(n, len(single["losses"]))
-    same = n_single > 0 and all(r["losses"][:k] == ours["losses"][:k] for r, k in ((theirs, n), (single, n_single)))
-    print(f"\nlosses of the first {n} batches are {'identical to the last bit' if same else 'NOT IDENTICAL'}")
-    mine, many, one = (1e3 * r["stats"]["seconds"]["gather"] / max(1, r["stats"]["batches"]) for r in (ours, theirs, single))
-    print(f"gather: {mine:.0f} ms a batch; {TITLES['memmap']} {many:.0f} ms, {many / max(mine, 1e-9):.1f} times")
-    print(f"        {TITLES['memmap1']} {one:.0f} ms, {one / max(mine, 1e-9):.1f} times")
-    return same
+            print(f"{TITLES[kind]}: stopped after {done} of {of} batches (--seconds): accuracy is of these, seconds are scaled")
+    print(f"packed: {results['packed']['once_s']:.1f} s once, to sample and to pack, are not in its epochs")
+    if unlimited := results["memmap"]["unlimited"]:
+        print(f"no memory control group could be made ({unlimited}): np.memmap had all memory of this machine as page cache")
+    n = compare_losses(results)
+    most = max(len(result["losses"]) for result in results.values())
+    said = f"of the first {n} batches are identical to the last bit" if n else f"of up to {most} batches are NOT IDENTICAL"
+    print(f"losses {said}")
+    return bool(n)
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw where the time went, which tier rows came from, and accuracies."""
+    """Draw seconds, where rows came from, and peak memory, a bar for each way."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         print("no plot: matplotlib is not installed (pip install matplotlib)")
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    found = {kind: measures(result) for kind, result in results.items()}
+    kinds = list(found)
+    n_bytes = results["memmap"]["features_bytes"]
+    slow = found["memmap"]["seconds"]
+    best = max(slow / max(found[kind]["seconds"], 1e-9) for kind in kinds)
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    seconds, rows, memory = figure.subplots(1, 3, sharey=True, width_ratios=[1.25, 1.25, 1])
+    same = "same losses to the last bit" if compare_losses(results) else "LOSSES DIFFER"
+    size, budget = f"{n_bytes / 1e9:.2g} GB", f"{results['memmap']['budget'] / 1e6:.0f} MB"
+    title = f"GraphSAGE over {size} of features in {budget}: up to {best:.1f} × as fast as a memory map, {same}"
+    figure.suptitle(title, fontsize=13, fontweight="bold")
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", width_ratios=[2, 1, 1.3])
-    stages = [("compute", "computing", "#4c72b0"), ("wait", "waiting for a batch", "#c44e52")]
-    kinds = list(results)
-    base = np.zeros(len(kinds))
-    batches = np.array([max(1, results[kind]["stats"]["batches"]) for kind in kinds])
-    for stage, label, color in stages:
-        values = np.array([results[kind]["stats"]["seconds"].get(stage, 0.0) for kind in kinds]) / batches * 1e3
-        left.barh([TITLES[kind] for kind in kinds], values, left=base, label=label, color=color, height=0.35)
-        base += values
-    for stage, label, color, shift in [("gather", "gathering", "#dd8452", 0.26), ("sample", "sampling", "#8c8c8c", 0.37)]:
-        values = np.array([results[kind]["stats"]["seconds"].get(stage, 0.0) for kind in kinds]) / batches * 1e3
-        left.barh(np.arange(len(kinds)) + shift, values, label=f"{label}, behind", color=color, height=0.1)
-    left.set(xlabel="milliseconds a batch of training", title="Where time goes")
-    left.invert_yaxis()
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=4, fontsize=8, frameon=False)
-    hits = results["featstore"]["stats"]["hits"]
-    total = max(1, sum(hits.values()))
-    bars = middle.bar(["cache", "disk"], [100 * hits["host"] / total, 100 * hits["base"] / total], color=["#55a868", "#c44e52"])
-    middle.bar_label(bars, fmt="%.0f %%")
-    middle.set(ylabel="rows, %", ylim=(0, 110), title="Where featstore finds rows")
-    for kind, marker in (("featstore", "o-"), ("memmap", "x--")):  # one thread seldom ends an epoch in its time
-        epochs = results[kind]["epochs"]
-        right.plot([e["epoch"] + 1 for e in epochs], [e["test_accuracy"] for e in epochs], marker, label=TITLES[kind])
-    right.axhline(1 / CLASSES, color="#8c8c8c", linestyle=":", label="guessing")
-    right.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1), title="What is learnt")
-    right.xaxis.get_major_locator().set_params(integer=True)
-    right.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    def bars(axes: Any, parts: list[tuple[str, str, list[float]]], labels: list[str], columns: int = 3) -> None:
+        base = np.zeros(len(kinds))
+        for label, color, values in parts:
+            axes.barh(np.arange(len(kinds)), values, left=base, label=label, color=color, height=0.6)
+            base += values
+        for at, (end, text) in enumerate(zip(base, labels, strict=True)):
+            axes.text(end + 0.015 * base.max(), at, text, va="center", fontsize=9)
+        axes.set_xlim(0, 1.33 * base.max())
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=columns, fontsize=8.5, columnspacing=1, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+
+    labels = []
+    for kind in kinds:
+        once_s, faster = results[kind]["once_s"], slow / max(found[kind]["seconds"], 1e-9)
+        labels.append(f"{found[kind]['seconds']:.1f} s" + (f": {faster:.1f} ×" if kind != "memmap" else ""))
+        labels[-1] += f"\n(+ {once_s:.1f} s once)" if once_s else ""
+    waiting = [found[kind]["seconds"] - found[kind]["computing"] for kind in kinds]
+    computing = [found[kind]["computing"] for kind in kinds]
+    bars(seconds, [("computing", "#8c8c8c", computing), ("waiting for batches", "#c44e52", waiting)], labels)
+    seconds.set_title("Seconds an epoch")
+    seconds.set_yticks(
+        np.arange(len(kinds)),
+        [f"{TITLES[kind].replace(', ', chr(10))}\naccuracy {accuracy(results[kind]):.3f}" for kind in kinds],
+    )
+    seconds.invert_yaxis()
+
+    tiers = [
+        ("memory", "found in memory", "#55a868"),
+        ("read", "read, and asked for", "#4c72b0"),
+        ("gaps", "read beside (gaps)", "#dd8452"),
+    ]
+    reads = [f"{found[kind]['reads']:,.0f} reads" for kind in kinds]
+    bars(rows, [(label, color, [found[kind][tier] / 1e6 for kind in kinds]) for tier, label, color in tiers], reads)
+    rows.set_title("Where rows came from: MB an epoch")
+
+    resident = [results[kind]["resident"] for kind in kinds]
+    held = [("Python and torch", "#8c8c8c", [each["before"] / 1e6 for each in resident])]
+    held.append(("rows, samples, model", "#8172b3", [(each["peak"] - each["before"]) / 1e6 for each in resident]))
+    whole = (resident[0]["before"] + n_bytes) / 1e6
+    memory.axvline(whole, color="#c44e52", linestyle="--", linewidth=1, label="with all rows in memory")
+    bars(memory, held, [f"{each['peak'] / 1e6:,.0f} MB" for each in resident], columns=2)
+    memory.set_xlim(0, max(1.1 * whole, memory.get_xlim()[1]))
+    memory.set_title("Peak memory, MB")
+    if results["memmap"]["unlimited"]:
+        figure.supxlabel(
+            "No memory control group could be made: np.memmap had all memory of the machine as page cache.", fontsize=9
+        )
+    figure.savefig(path, dpi=110)
     print(f"drawn: {path}")
+
+
+NEXT = """
+What next?
+  which strategy      you need not choose: featstore.Loader estimates and takes one (docs/guide/choose.md)
+  your data           from arrays: docs/guide/create.md; from OGB, IGB, CSV, Parquet …: docs/guide/import.md
+  your training loop  README.md; from PyTorch Geometric: docs/guide/pyg.md
+  this machine        {python} -m featstore doctor"""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Train out of core, beside np.memmap in the same memory.")
+    parser = argparse.ArgumentParser(description="Train over a memory map and over featstore, in the same memory.")
     parser.add_argument("--folder", type=Path, default=Path("demo"), help="where graph, results and plot go (default: demo)")
     parser.add_argument("--nodes", type=int, default=2_000_000, help="128 float32 features each (default: 2,000,000: 1 GB)")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=80, help="training stops after so long (default: 80)")
-    parser.add_argument("--keep", action="store_true", help="keep the graph (2 GB)")
+    parser.add_argument("--seconds", type=float, default=90, help="each training stops after so long (default: 90)")
+    parser.add_argument("--keep", action="store_true", help="keep the graph and the pack (3 GB)")
     parser.add_argument("--worker", choices=list(TITLES), help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, help="budget in bytes (default: a quarter of the features)")
     options = parser.parse_args(argv)
@@ -275,18 +382,25 @@ def main(argv: list[str] | None = None) -> None:
     try:
         planted.write(options.folder)
         edges = int(planted.indptr[-1])
-        print(f"{planted.n:,} nodes, {edges:,} edges, {size / 1e9:.2f} GB of features: {time.perf_counter() - begin:.1f} s")
+        print(
+            f"{planted.n:,} nodes, {edges:,} edges, {size / 1e9:.2f} GB of features: made in {time.perf_counter() - begin:.1f} s"
+        )
         print(f"budget: {budget / 1e6:.0f} MB; each run in {(budget + OVERHEAD) / 1e6:.0f} MB, page cache included", flush=True)
-        results = {kind: run(kind, options, budget) for kind in TITLES}
+        results = {}
+        for kind, title in TITLES.items():
+            print(f"training: {title} …", flush=True)
+            results[kind] = {**run(kind, options, budget), "features_bytes": size, "budget": budget}
         same = report(results)
         draw(results, options.folder / "demo.png")
     finally:
         if not options.keep:
-            shutil.rmtree(options.folder / "graph", ignore_errors=True)
+            for name in ("graph", "graph.pack", "graph.runs"):
+                shutil.rmtree(options.folder / name, ignore_errors=True)
             (options.folder / "x.npy").unlink(missing_ok=True)
     print(f"{time.perf_counter() - begin:.0f} s in all")
     if not same:
         raise SystemExit("the losses of the runs differ, or there are none")
+    print(NEXT.format(python=os.path.relpath(sys.executable)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 from featstore.budget import Budget
 from featstore.changes.fields import HOLDER, check_same_graph, room_for
 from featstore.creation.source import dtype_name, numpy_dtype, torch_dtype
+from featstore.distinct import distinct
 from featstore.errors import BusyError
 from featstore.gather.arrays import as_array
 from featstore.gather.patchedrows import PatchedRows
@@ -192,7 +193,7 @@ def patch_rows(
     step = max(1, memory[0] // ((block_pages << 12) + _ROW_BYTES * unit))
     stem = re.sub(r"\.\d+\.rows$", "", base.name)
     options: dict[str, Any] = {"kind": base.kind, "dtype": base.dtype, "buffer_bytes": memory[1]}
-    blocks, patches = np.unique(new.ids // unit), list(base.patches)
+    blocks, patches = distinct(new.ids // unit), list(base.patches)
     lengths = [update.catalog.files[each.blocks].n_rows for each in patches]
     if PATCHED_SHARE * (sum(lengths) + len(blocks)) > n_blocks:
         with update.writer(stem, base.layout, **options) as writer:

@@ -147,7 +147,7 @@ class Sharded(FeatureStore):
         owners.check()
 
     def stats(self) -> Stats:
-        """Report as :meth:`FeatureStore.stats` does, and ``remote``, the rows that came from other ranks.
+        """Report as :meth:`featstore.FeatureStore.stats` does, and ``remote``, the rows that came from other ranks.
 
         ``reads`` counts questions to other ranks, too, and ``bytes_read`` the bytes that came from them. ``remote`` has their
         ``rows``, ``bytes`` and ``questions``, ``wait_s``, the seconds that gathers waited for them, and ``answered_rows``, the

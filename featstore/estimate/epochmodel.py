@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from featstore.distinct import distinct
 from featstore.plan.trace import Trace
 
 __all__ = ["MODEL_BYTES", "EpochModel"]
@@ -56,7 +57,7 @@ class EpochModel:
         names, asked = np.unique(asked, return_inverse=True)
         n = max(1, len(names))
         asked = rng.permutation(n)[asked]  # or rows would lie in order of their rates
-        keys = np.unique(rng.integers(0, n_batches, len(asked)) * n + asked)
+        keys = distinct(rng.integers(0, n_batches, len(asked)) * n + asked)
         bounds, ids = np.searchsorted(keys, n * np.arange(n_batches + 1)), keys % n
         return cls(Trace.reading(lambda k: ids[bounds[k] : bounds[k + 1]], np.diff(bounds), n), part)
 

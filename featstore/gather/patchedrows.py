@@ -11,6 +11,7 @@ import numpy.typing as npt
 from featstore._core.buffers import Arena
 from featstore._core.io import MAX_SORTED_ROWS
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError
 from featstore.gather.plan import Addresses
 from featstore.storage.layout import RowLayout
@@ -240,7 +241,7 @@ class PatchedRows:
             cost.add(self.base.gather(ids[others], out, where[others], gap_bytes))
         segments = np.searchsorted(self._starts, blocks[at], side="right") - 1
         rows, file_of = ids[at] + self._moved[segments] * self._unit, self._file_of[segments]
-        for number in np.unique(file_of).tolist():
+        for number in distinct(file_of).tolist():
             mine = np.flatnonzero(file_of == number)
             cost.add(self.files[number].gather(rows[mine], out, where[at[mine]], gap_bytes))
 
@@ -272,7 +273,7 @@ class PatchedRows:
         n_base = min(n, self.base.n_rows - first)
         if n_base > 0:
             cost.add(self.base.gather(range(first, first + n_base), out[:n_base]))
-        for number in np.unique(files[files > 0]).tolist():
+        for number in distinct(files[files > 0]).tolist():
             mine = np.flatnonzero(files == number)
             counts = stops[mine] - starts[mine]
             within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -50,7 +50,7 @@ def neighbors(self: OpenDataset, node: int, edge_pos: bool = False) -> torch.Ten
 
     Notes
     -----
-    The call reads the pages that hold the list. The first call opens :attr:`topology`, as samplers do.
+    The call reads the pages that hold the list. The first call opens the adjacency, as samplers do.
     """
     self.refuse_types("neighbors()")
     return self.adjacency.neighbors(node, edge_pos)
@@ -68,7 +68,7 @@ def edges(self: OpenDataset, edge_pos: bool = False) -> Iterator[torch.Tensor] |
     Parameters
     ----------
     edge_pos : bool
-        Yield also the position of each edge in the input, which is its row in :attr:`edge_features`.
+        Yield also the position of each edge in the input, which is its row in ``edge_features``.
 
     Yields
     ------
@@ -85,7 +85,7 @@ def edges(self: OpenDataset, edge_pos: bool = False) -> Iterator[torch.Tensor] |
     Notes
     -----
     A block has at most half a million edges, or fewer if little memory is left. The budget counts buffers for reading ahead
-    as ``edges``. The call opens :attr:`topology`, as samplers do.
+    as ``edges``. The call opens the adjacency, as samplers do.
     """
     self.refuse_types("edges()")
     return self.adjacency.edges(edge_pos)
@@ -216,7 +216,7 @@ def cache_neighbors(
         other parts use. ``"saved_io"`` prefers lists with the most drawn edges (``counts``) for their bytes.
     counts : integer array, shape (num_nodes,), or callable, optional
         Edges that an epoch draws from each node's list, or a callable that returns them and is called if the policy needs
-        them; :func:`featstore.estimate.savedio.edges_drawn` counts them.
+        them; ``featstore.estimate.savedio.edges_drawn`` counts them.
     parts, seed
         As for :meth:`cache`. The default of ``parts`` for ``"cross_partition"`` are the parts that were kept last.
     edges : bool

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError, FormatError, UnknownNameError
 from featstore.idmaps.keys import KINDS, IntKeys, TextKeys, keys_of, ranges
 from featstore.storage.catalog import Catalog
@@ -276,7 +277,7 @@ class IdMap:
         begins = begins + PAGE_BYTES  # behind the header page
         first_page = begins // PAGE_BYTES
         n_pages = np.where(lengths > 0, (begins + lengths - 1) // PAGE_BYTES - first_page + 1, 0)
-        pages = np.unique(ranges(first_page, n_pages))
+        pages = distinct(ranges(first_page, n_pages))
         more = 0 if n_bytes <= _BLOCK_BYTES else 4 * n_bytes  # of a name that is longer than a block
         with self._budget.reserve("names of nodes", more):
             held = np.empty((len(pages), PAGE_BYTES), np.uint8)

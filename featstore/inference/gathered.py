@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.distinct import distinct
 from featstore.errors import BudgetError
 from featstore.graph.passes import StoredRows
 from featstore.sampling.batch import Block
@@ -102,7 +103,7 @@ def whole_block(into: Sequence[EdgeLists], kind: NodeType, rows: Mapping[str, St
         begin = n_dst if is_own else 0
         is_inside = {key: _within(edges[key][0], first, stop if is_own else first) for key in keys}
         outside = [edges[key][0][~is_inside[key]] for key in keys]
-        others = np.unique(outside[0] if len(outside) == 1 else np.concatenate([*outside, np.empty(0, np.int64)]))
+        others = distinct(outside[0] if len(outside) == 1 else np.concatenate([*outside, np.empty(0, np.int64)]))
         for key in keys:
             ids = edges[key][0]
             places[key] = np.where(is_inside[key], ids - first, begin + np.searchsorted(others, ids))

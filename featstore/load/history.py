@@ -43,8 +43,9 @@ class History(Shown):
     """Embeddings of some nodes, kept from the input of a model's last layer, and used in place of computing them again.
 
     A loader that has a history prunes its batches. A node of the seeds' own hop is not expanded if it was computed in one of the
-    last steps: no neighbours of it are drawn, and none of their features are read. :meth:`BatchHistory.merge` inserts the
-    node's kept row (the node is pulled), and keeps the rows that the batch has computed (these nodes are pushed).
+    last steps: no neighbours of it are drawn, and none of their features are read.
+    :meth:`~featstore.load.history.BatchHistory.merge` inserts the node's kept row (the node is pulled), and keeps the rows that
+    the batch has computed (these nodes are pushed).
 
     Parameters
     ----------
@@ -385,7 +386,7 @@ class History(Shown):
             )
 
     def merge(self, rows: HistoryRows, n_sources: int, run: object, h: torch.Tensor) -> torch.Tensor:
-        """See :meth:`BatchHistory.merge`."""
+        """See :meth:`~featstore.load.history.BatchHistory.merge`."""
         table, times = self._table, self.times
         if table is None:
             raise ValueError("the history has no table")

@@ -446,8 +446,11 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         """Make the next ``for`` loop run ``epoch``, from its first batch; by default epochs count up from 0."""
         self._state.go_on(check_at_least("epoch", epoch, 0), 0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
         """Return the position of training: the epoch and the batch after the last one delivered, of all ranks together.
+
+        ``ahead`` is the number of batches that were delivered, but that the training has not used yet, such as those that a
+        framework takes ahead of its loop: they do not count, and are delivered again.
 
         It is the same on all ranks, and goes on with any number of them; of a pack, of :class:`~featstore.PartBatches`, and of a
         strategy that runs batches in another order, with as many. A loader with the same seeds and options continues there
@@ -455,7 +458,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         not count, nor does an iterator whose first batch was not asked for. With several running iterators, the position is
         that of the last one begun.
         """
-        return self._state.to_dict()
+        return self._state.to_dict(check_at_least("ahead", ahead, 0))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position that :meth:`state_dict` returned. The sampler is not in the state: give the same one.

@@ -38,10 +38,11 @@ class TrainingState:
     def __init__(self, g: Graph, batches: SampledBatches) -> None:
         self._g, self._batches = g, batches
         self.next = self._running = Position(0, 0)
+        self._first = 0  # the batch with which the running epoch began
 
     def begun(self, position: Position) -> None:
         """Follow the epoch that begins at ``position``, which it moves with each batch that it delivers."""
-        self.next, self._running = Position(position.epoch + 1, 0), position
+        self.next, self._running, self._first = Position(position.epoch + 1, 0), position, position.batch
 
     def go_on(self, epoch: int, n_done: int) -> None:
         """Let the next loop run ``epoch`` after its first ``n_done`` batches, those of all ranks together."""
@@ -49,10 +50,14 @@ class TrainingState:
         if start >= len(self._batches) > 0:  # these ranks leave out what others would have run
             epoch, start = epoch + 1, 0
         self.next = self._running = Position(epoch, start)
+        self._first = start
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the epoch and the batch after the last one delivered, and whose they are; the same on all ranks."""
-        epoch, batch = self._running.epoch, self._running.batch
+    def to_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """Return the epoch and the batch after the last one delivered, and whose they are; the same on all ranks.
+
+        ``ahead``: batches, the last ones delivered, that do not count.
+        """
+        epoch, batch = self._running.epoch, max(self._first, self._running.batch - ahead)
         if batch >= len(self._batches) > 0:
             epoch, batch = epoch + 1, 0
         done, digest = self._batches.n_done(epoch, batch), self._batches.digest()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.distinct import distinct
 from featstore.errors import MissingExtraError
 from featstore.partitioning.base import GraphStream, Partitioner, register_partitioner
 
@@ -41,7 +42,7 @@ class Metis(Partitioner):
             # Each edge once in both directions, as METIS requires.
             keys = np.concatenate([source * n + target, target * n + source])
             del source, target
-            keys = np.unique(keys)
+            keys = distinct(keys)
             keys = keys[keys // n != keys % n]
             indptr = np.concatenate([[0], np.cumsum(np.bincount(keys // n, minlength=n))])
             _, part = pymetis.part_graph(graph.n_parts, pymetis.CSRAdjacency(indptr, keys % n))

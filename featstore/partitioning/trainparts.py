@@ -13,6 +13,7 @@ import torch
 from featstore._core.trainparts import TrainPlacer, add_paths, bring_neighbors, table_bytes
 from featstore.budget import Budget, Reservation
 from featstore.config import check_at_least
+from featstore.distinct import distinct
 from featstore.graph.savedparts import HOLDER as PARTS_HOLDER
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.base import HOLDER
@@ -201,8 +202,8 @@ class _Lists:
         found = [np.empty(0, np.int64)]
         for _, where in _spread(self.starts[slots], self.starts[slots + 1] - self.starts[slots]):
             ids = self.ids[where]
-            found.append(np.unique(ids[self.slot[ids] < 0] if only_missing else ids[~self._seen[ids]]).astype(np.int64))
-        return np.unique(np.concatenate(found))
+            found.append(distinct(ids[self.slot[ids] < 0] if only_missing else ids[~self._seen[ids]]).astype(np.int64))
+        return distinct(np.concatenate(found))
 
 
 def _spread(begins: Int64s, counts: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

@@ -13,6 +13,7 @@ import torch
 from featstore._core.distinct import first_bad
 from featstore.cache.planned import Horizon
 from featstore.config import check_at_least, user_path
+from featstore.distinct import distinct
 from featstore.gather.arrays import id_array
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
@@ -59,7 +60,7 @@ def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
     narrowed = []
     for number, array in enumerate(batches):
         rows, is_twice = _checked(array, n, bits)
-        if is_twice or (not by_bits and len(np.unique(rows)) < len(rows)):
+        if is_twice or (not by_bits and len(distinct(rows)) < len(rows)):
             raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
         narrowed.append(rows)
     return narrowed

@@ -68,13 +68,13 @@ class Block(Shown):
 
     @property
     def edge_arrays(self) -> dict[str, torch.Tensor]:
-        """The block's arrays of :data:`EDGE_ARRAYS`, by name, in that order."""
+        """The block's arrays with an entry for each edge, by name: those of ``edge_pos`` and ``weight`` that it has."""
         found = ((name, getattr(self, name)) for name in EDGE_ARRAYS)
         return {name: values for name, values in found if values is not None}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The block's tensors: ``src``, ``dst``, and its arrays of :data:`EDGE_ARRAYS`."""
+        """The block's tensors: ``src``, ``dst``, and those of ``edge_arrays``."""
         return self.src, self.dst, *self.edge_arrays.values()
 
     def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Block:

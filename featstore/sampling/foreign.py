@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from featstore.distinct import distinct
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array, first_seen
 from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, NodeCopies, SampledBatch
@@ -162,7 +163,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
 def _subgraphs_of(sample: Any, nodes: torch.Tensor) -> Any:
     """Get ``batch`` of a sample of PyG's; in a ``Data`` whose nodes are distinct it may be an attribute of the user's nodes."""
     batch = getattr(sample, "batch", None)
-    if batch is None or getattr(sample, "row", None) is not None or len(np.unique(nodes)) < len(nodes):
+    if batch is None or getattr(sample, "row", None) is not None or len(distinct(nodes.numpy())) < len(nodes):
         return batch
     n_seeds = int(sample.num_sampled_nodes[0])
     is_number = isinstance(batch, torch.Tensor) and batch.dtype == torch.int64 and batch.shape == nodes.shape
@@ -185,13 +186,13 @@ def _check(
         raise PluginError(f"a sampler returned node {ids[(ids < 0) | (ids >= num_nodes)][0]}; there are {num_nodes}")
     n = len(ids)
     if batch is None:
-        if len(np.unique(ids)) < n:
+        if len(distinct(ids)) < n:
             raise PluginError("a sampler returned a node twice in one batch")
     elif len(batch) != n or not torch.equal(batch[:n_seeds], torch.arange(max(0, n_seeds), device="cpu")):
         raise PluginError("a sampler returned subgraphs (batch) that are not a number a node, beginning with the seeds' 0, 1, …")
     elif n and not 0 <= int(batch.min()) <= int(batch.max()) < n_seeds:
         raise PluginError(f"a sampler returned a node of subgraph {int(batch.max())}, and {n_seeds} seeds")
-    elif len(np.unique(ids[:n_seeds])) < n_seeds:
+    elif len(distinct(ids[:n_seeds])) < n_seeds:
         raise PluginError("a sampler returned a seed twice in one batch")
     for hop, block in enumerate(blocks):
         if block.n_src != n or not 0 <= block.n_dst <= n:

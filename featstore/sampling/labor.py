@@ -52,7 +52,7 @@ class LaborSampler(FanoutSampler):
     importance_sampling : int
         Steps of the iteration that finds importance probabilities (LABOR-i): sources that many destinations have in common become
         more likely, and fewer distinct sources are taken. 0: no steps, equal probabilities. -1: steps until the probabilities
-        converge (LABOR-*).
+        converge (``LABOR-*``).
 
     Raises
     ------
@@ -79,8 +79,8 @@ class LaborSampler(FanoutSampler):
 
     A hop goes through whole lists. It costs less than a nanosecond a neighbour of its destinations (more with
     ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is expected to have
-    edges, 65,536 at least. :class:`EpochSampler` reads them in sequence, once a hop for many batches. Importance probabilities
-    need all lists of a hop at once: 4 or 8 bytes a neighbour, and about a hundred a distinct source.
+    edges, 65,536 at least. :class:`~featstore.EpochSampler` reads them in sequence, once a hop for many batches. Importance
+    probabilities need all lists of a hop at once: 4 or 8 bytes a neighbour, and about a hundred a distinct source.
 
     References
     ----------

@@ -70,8 +70,8 @@ class NeighborSampler(FanoutSampler):
     fewer positive weights than the fan-out gives all of these. Blocks hold no weights: ask for the feature with ``edges=True``
     and the loader's ``edge_features``. A positive weight below 1.2e-38 of the mean of its list counts as that much.
 
-    A batch is a pure function of the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`). It
-    does not depend on caches, threads or the order of batches.
+    A batch is a pure function of the graph, the options and the arguments of :meth:`sample`. It does not depend on caches,
+    threads or the order of batches.
 
     Thread-safe; any number of threads may sample at once. Each thread has scratch of 56 to 88 bytes a node (less on a small
     graph, 8 more with ``edges``). The scratch doubles until the largest batch fits, and is kept for the next one. Sampling

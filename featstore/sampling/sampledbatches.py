@@ -143,7 +143,7 @@ class SampledBatches(ABC):
     world_size : int
         Number of ranks, of which each has as many batches; one that has all of them is one rank.
     lists : MacroLists or None
-        The dynamic neighbour cache of the sampler. It is empty until :meth:`MacroLists.use`.
+        The dynamic neighbour cache of the sampler. It is empty until ``MacroLists.use``.
     """
 
     batch_size: int

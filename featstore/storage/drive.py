@@ -20,6 +20,7 @@ import numpy.typing as npt
 from featstore._core.buffers import Arena
 from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
+from featstore.distinct import distinct
 from featstore.storage.calls import CANNOT_WRITE, close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
@@ -293,7 +294,7 @@ def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -
     def drawn() -> npt.NDArray[np.int64]:
         blocks = rng.permutation(max(1, n_units // size))[: max(1, room // (size * unit))]
         units = np.concatenate([block * size + np.flatnonzero(rng.random(size) < GATHER_SHARE) for block in np.sort(blocks)])
-        return np.unique(units[units < n_units] * file.n_rows // n_units)
+        return distinct(units[units < n_units] * file.n_rows // n_units)
 
     def gather() -> float:
         rows = drawn()

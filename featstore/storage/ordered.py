@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore._core.rows import copy_rows
+from featstore.distinct import distinct
 from featstore.errors import CorruptionError
 from featstore.storage.calls import pwrite_all
 from featstore.storage.format import SUMS_PER_PAGE
@@ -55,7 +56,7 @@ class Ordered:
 
     def ascending(self, piece: int) -> Ids:
         """List a piece's distinct rows, ascending: packing puts them at the piece's beginning, before :meth:`settle`."""
-        return np.unique(self._rows_of(piece))
+        return distinct(self._rows_of(piece))
 
     def settle(self, piece: int, fd: int, path: str, first_page: int, seed: int, sums: npt.NDArray[np.uint64]) -> None:
         """Put a piece's rows in order, and update its page checksums.
@@ -63,12 +64,12 @@ class Ordered:
         The piece begins at page ``first_page`` of the file, which ``fd`` reads and writes. ``sums``, uint64 ``[n, 512]``, are the
         file's checksums, in pages of 511 entries; ``seed`` is their seed.
         """
-        distinct, places = np.unique(self._rows_of(piece), return_inverse=True)
+        rows, places = np.unique(self._rows_of(piece), return_inverse=True)
         row_bytes = self._layout.row_bytes
-        found = _pages(-(-len(distinct) * row_bytes // PAGE_BYTES))
+        found = _pages(-(-len(rows) * row_bytes // PAGE_BYTES))
         ordered = _pages(-(-len(places) * row_bytes // PAGE_BYTES))
         _read(fd, found, first_page * PAGE_BYTES, path)
-        copy_rows(_rows(found, len(distinct), row_bytes), places.astype(np.int64), _rows(ordered, len(places), row_bytes), None)
+        copy_rows(_rows(found, len(rows), row_bytes), places.astype(np.int64), _rows(ordered, len(places), row_bytes), None)
         pages = first_page + np.arange(len(ordered) // PAGE_BYTES)
         values = np.empty(len(pages), np.uint64)
         page_sums(ordered, seed, values)

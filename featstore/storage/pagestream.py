@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import Arena
 from featstore._core.stream import Stream
+from featstore.distinct import distinct
 from featstore.storage.calls import close_quietly
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
@@ -263,7 +264,7 @@ class PageStream:
 
     def _ready_sums(self, begin: int, end: int) -> None:
         first, last = self._first_sums[begin:end], self._last_sums[begin:end]
-        numbers = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]))
+        numbers = distinct(np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]))
         group: dict[int, npt.NDArray[np.uint64]] = {}
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
             for number, page in enumerate(self.file.sums_pages(int(run[0]), len(run)), int(run[0])):

@@ -17,6 +17,7 @@ from featstore._core.buffers import Arena
 from featstore._core.checksum import page_sums
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget, Reservation
+from featstore.distinct import distinct
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout
@@ -381,7 +382,7 @@ class RowFile:
             table, entry = np.divmod(numbers, SUMS_PER_PAGE)
             found = np.empty(len(numbers), np.uint64)
             page_sums(out.reshape(-1), self.seed, found)
-            for number in np.unique(table):
+            for number in distinct(table):
                 here = np.flatnonzero(table == number)
                 bad = found[here] != self.sums_pages(int(number), 1)[0][entry[here]]
                 if bad.any():

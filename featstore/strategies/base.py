@@ -137,7 +137,7 @@ class Runner(ABC):
     context : Context
         The context as the loader uses it from now on; a strategy may have replaced the batches in it.
     memory : Memory
-        The memory that the loader's batches need, as :func:`~featstore.strategies.memory.ask` measured it, or not known yet.
+        The memory that the loader's batches need, as ``ask`` of ``strategies/memory.py`` measured it, or not known yet.
     prefetch : int
         Batches made ahead, fewer than were asked for if memory is short.
     """
@@ -228,7 +228,7 @@ class Strategy(ABC):
         -------
         Estimate, sequence of Estimate, or None
             An estimate for each policy that the strategy considers. ``strategy`` is the registered name; ``policy`` is
-            ``"none"`` if nothing is cached; seconds are finite. :mod:`featstore.estimate.cost` has the formulas of the built-in
+            ``"none"`` if nothing is cached; seconds are finite. ``featstore.estimate.cost`` has the formulas of the built-in
             strategies.
         """
         return None

@@ -316,14 +316,22 @@ class Memory:
 
     # The memory that an error names.
 
-    def _needed(self, n_rows: int) -> int:
-        """Compute a total memory that suffices for batches of up to ``n_rows``, with all that is held and not on loan."""
-        own = self._fixed + sum(self.leasts.values()) + self._caches
-        n_bytes = max(own, self._fixed_now()) + self.tables + self.loop_bytes(n_rows) + self._others(idle=True)
-        total = n_bytes
+    def _parts(self, n_rows: int) -> dict[str, int]:
+        """List the parts of :meth:`_needed` by what they are for; they add up to it."""
+        parts = {"what is held already": self._fixed, **self.leasts, "caches": self._caches}
+        parts["what was taken since"] = max(0, self._fixed_now() - sum(parts.values()))
+        parts["two batches"] = self.loop_bytes(n_rows)
+        parts["other loaders' batches"] = self._others(idle=True)
+        parts["checksums of run files"] = self.tables
+        total = n_bytes = sum(parts.values())
         while (more := n_bytes + self._graph.reader.least_bytes(total)) > total:  # the reader's part grows with it
             total = more
-        return total
+        parts["reading"] = total - n_bytes
+        return parts
+
+    def _needed(self, n_rows: int) -> int:
+        """Compute a total memory that suffices for batches of up to ``n_rows``, with all that is held and not on loan."""
+        return sum(self._parts(n_rows).values())
 
     def too_small(self, error: BudgetError, n_rows: int = 0, *, before: str = "") -> BudgetError:
         """Make a BudgetError that names a memory that suffices, for batches of ``n_rows`` and a third larger ones.
@@ -340,17 +348,10 @@ class Memory:
         return BudgetError(before + error.reason, needed)
 
     def _refusal(self) -> BudgetError:
-        parts = {
-            "what is held already": self._fixed,
-            "two batches": self._loop,
-            "other loaders' batches": self._others(idle=False),
-            **self.leasts,
-            "caches": self._caches,
-            "checksums of run files": self.tables,
-        }
+        parts, budget = self._parts(self.batch.n_rows), self._budget
         text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
-        budget = self._budget
-        return self.too_small(BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"))
+        asked = f"{format_size(sum(parts.values()))} are asked for ({text})"
+        return self.too_small(BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {asked}"))
 
     # Batches as they run.
 

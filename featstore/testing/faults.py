@@ -52,8 +52,8 @@ __all__ = [
     "truncated",
 ]
 
-# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up. "read_direct":
-# reads past the page cache.
+#: Kinds of calls that can fail, in the order of the enumeration in faultlib.c. ``"alloc"``: malloc and its kin and
+#: anonymous mmap, from 32 KiB up. ``"read_direct"``: reads past the page cache.
 OPERATIONS = (
     *("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir"),
     "read_direct",

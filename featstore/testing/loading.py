@@ -155,9 +155,9 @@ class StrategyContract(ABC):
         """Make the strategy; ``options`` are added to the options that the suite is to run with."""
 
     def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
-        """Make a loader of the strategy over the seeds of :func:`contract_graph`; override it if batches come otherwise.
+        """Make a loader of the strategy over the seeds of ``contract_graph``; override it if batches come otherwise.
 
-        ``sampler`` is a key of :data:`SAMPLERS`; ``options`` are the loader's.
+        ``sampler`` is a key of ``SAMPLERS``; ``options`` are the loader's.
         """
         seeds = contract_graph().seeds
         return featstore.Loader(g, SAMPLERS[sampler](g), seeds, BATCH, strategy=strategy, seed=SEED, **options)

@@ -102,7 +102,7 @@ class PlannedPolicyContract(_PolicyContract):
     Attributes
     ----------
     golden : sequence of int, optional
-        Rows loaded in each batch of :func:`golden_trace` with :data:`GOLDEN_CAPACITY` slots, all of it in one horizon.
+        Rows loaded in each batch of :func:`golden_trace` with 16 slots, all of it in one horizon.
     """
 
     golden: ClassVar[Sequence[int] | None] = None

@@ -128,7 +128,7 @@ class _Game:
 
 
 def golden_trace() -> list[Int64s]:
-    """Make 24 batches of distinct ids below :data:`GOLDEN_ROWS`: skewed, with one scan, and the same everywhere and always."""
+    """Make 24 batches of distinct ids below 60: skewed, with one scan, and the same everywhere and always."""
     state = 12345
 
     def draw(below: int) -> int:
@@ -145,7 +145,7 @@ def golden_trace() -> list[Int64s]:
 
 
 def golden_context() -> PolicyContext:
-    """Make a context over :data:`GOLDEN_ROWS` rows with every array known, the same everywhere and always."""
+    """Make a context over 60 rows with every array known, the same everywhere and always."""
     rows = np.arange(GOLDEN_ROWS)
     arrays = {
         "in_degree_of": rows * 7 % 11,
@@ -226,7 +226,7 @@ class StaticPolicyContract(_PolicyContract):
     Attributes
     ----------
     golden : sequence of int, optional
-        The rows that the policy keeps of :func:`golden_context` with :data:`GOLDEN_CAPACITY` slots, ascending.
+        The rows that the policy keeps of :func:`golden_context` with 16 slots, ascending.
     """
 
     golden: ClassVar[Sequence[int] | None] = None
@@ -298,7 +298,7 @@ class OnlinePolicyContract(_PolicyContract):
     Attributes
     ----------
     golden : sequence of int, optional
-        Misses of each batch of :func:`golden_trace` with :data:`GOLDEN_CAPACITY` slots.
+        Misses of each batch of :func:`golden_trace` with 16 slots.
     """
 
     golden: ClassVar[Sequence[int] | None] = None

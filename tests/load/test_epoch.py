@@ -91,6 +91,26 @@ def test_what_is_set_between_iter_and_the_first_batch_counts(make: Make, epochs:
     assert ids(batches) == epochs[1][2:]
 
 
+@pytest.mark.parametrize("strategy", ["on demand", "streamed", "packed"])
+def test_batches_that_were_taken_ahead_of_the_training_come_again(make: Make, strategy: str) -> None:
+    """Those that were delivered since the epoch began, or went on, and no others."""
+    loader = make(strategy)
+    whole = ids(loader)
+    loader.set_epoch(0)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    states = [loader.state_dict(ahead=ahead) for ahead in (0, 1, 3, 4)]
+    assert [(state["epoch"], state["batch"]) for state in states] == [(0, 3), (0, 2), (0, 0), (0, 0)]
+    loader.load_state_dict(states[1])
+    running = iter(loader)
+    assert ids(iter([next(running)])) == whole[2:3]
+    assert loader.state_dict(ahead=2)["batch"] == 2
+    assert ids(running) == whole[3:]
+    assert loader.state_dict(ahead=1)["batch"] == len(loader) - 1
+    with pytest.raises(ValueError, match="ahead must be at least 0"):
+        loader.state_dict(ahead=-1)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_state_beside_an_iterator_never_begun(make: Make, strategy: str) -> None:
     loader = make(strategy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.config import parse_size
 from featstore.sampling.neighbor import NeighborSampler
 from tests.support.loaders import make_loader
 
@@ -100,6 +103,32 @@ def test_loaders_that_rest_need_room_for_the_largest(dataset: Path, strategy: An
 
     (alone, order), (some, orders) = beside(400), beside(200, 400, 300)
     assert 0 < alone - 2 * (orders - order) <= some <= alone  # each has seeds in an order of its own, and no more
+
+
+def test_the_parts_that_a_refusal_lists_add_up(dataset: Path) -> None:
+    """Also beside another loader, which rests, and whose batches need their room; and with what reading holds."""
+    found = []
+    for kib in range(5_000, 15_000, 500):
+        with featstore.open(dataset, memory=kib << 10) as g, contextlib.suppress(featstore.BudgetError):
+            sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+            resting = featstore.Loader(g, sampler, seeds, 300, labels=None, prefetch=0, strategy=featstore.OnDemand(cache=None))
+            with resting:
+                next(iter(resting))
+                try:
+                    featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=featstore.Ginex(cache=0.05)).close()
+                except featstore.BudgetError as error:
+                    refusal = re.search(r"is too small: (\S+ \w+) are asked for \((.*)\); at least", str(error))
+                    if refusal is not None:  # else there was no memory to sample the first batch
+                        found.append((refusal, kib << 10, error.needed))
+                except featstore.PerformanceWarning:
+                    break  # it fits
+    assert found
+    for refusal, memory, needed in found:
+        parts = {name: parse_size(size) for name, size in re.findall(r"([a-z' ]+?) ([\d.]+ \w+)(?:, |$)", refusal[2])}
+        assert {"what is held already", "two batches", "other loaders' batches", "caches", "reading"} <= parts.keys()
+        asked = parse_size(refusal[1])
+        assert abs(sum(parts.values()) - asked) <= asked / 100  # sizes are rounded where they are printed
+        assert memory < 1.01 * asked < 1.02 * needed
 
 
 @pytest.mark.parametrize(

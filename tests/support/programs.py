@@ -23,9 +23,10 @@ from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_PYG", "require_asking", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
+__all__ = ["OF_LIGHTNING", "OF_PYG", "require_asking", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
+OF_LIGHTNING = [r"`isinstance\(treespec", "Your `IterableDataset` has `__len__` defined"]  # and Lightning when it is used
 
 _FORKS = multiprocessing.get_context("forkserver")
 _LIBRARY = contextlib.ExitStack()  # the fault library's file, which is there as long as the server
@@ -81,7 +82,7 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as ``python -W error script arguments`` would in ``cwd``, and return what it printed and its exit status.
 
-    Messages of ``DeprecationWarning`` that begin like one of ``ignored`` are no errors. What the import of featstore and of torch
+    Warnings whose message begins like one of ``ignored`` are no errors. What the import of featstore and of torch
     does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
     Where it ``starts_programs``, those that it runs by ``subprocess`` as ``[sys.executable, script, ...]`` are forks, too.
     """
@@ -186,7 +187,7 @@ def _begin(cwd: str, ignored: list[str], environment: dict[str, str], printed: t
     warnings.resetwarnings()
     warnings.simplefilter("error")
     for message in ignored:
-        warnings.filterwarnings("ignore", message=message, category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=message)
 
 
 def _program(line: list[str], cwd: str, ignored: list[str], environment: dict[str, str], printed: tuple[Path, Path]) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import featstore
+from featstore import errors
 from featstore.cli.main import main
 from featstore.strategies.options import options_of
-from tests.support.programs import OF_PYG, run_program
+from tests.support.programs import OF_LIGHTNING, OF_PYG, run_program
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -22,7 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDE = ROOT / "docs" / "guide"
 SETUP = GUIDE / "README.md"
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "examples").rglob("README.md"))]
+LINKED = [
+    *PAGES,
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
 MOST_LINES = 200  # of a page of the guide
 FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 PROMPT = "$ featstore "
@@ -69,7 +76,7 @@ def run_page(page: Path, folder: Path) -> None:
         return
     assert script.startswith("\n"), "a page starts with its title"
     (folder / "page.py").write_text(PRELUDE + script)
-    done = run_program("page.py", cwd=folder, ignored=OF_PYG, PYTHONPATH=str(ROOT))
+    done = run_program("page.py", cwd=folder, ignored=[*OF_PYG, *OF_LIGHTNING], PYTHONPATH=str(ROOT))
     assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stdout}\n{done.stderr}"
 
 
@@ -137,6 +144,23 @@ def options_table() -> str:
 def test_the_guide_has_the_strategies_options() -> None:
     """Where it fails, put what ``python -c "from tests.system.test_docs import *; print(options_table())"`` prints there."""
     assert f"\n\n{options_table()}\n" in (GUIDE / "strategies.md").read_text()
+
+
+def test_the_guide_has_every_error_and_real_messages() -> None:
+    """Pieces of the messages in the guide's table are in the library's sources; ``…`` stands for what is filled in."""
+    text = (GUIDE / "errors.md").read_text()
+    assert not [name for name in errors.__all__ if f"`{name}`" not in text.replace("featstore.", "")]
+    cells = re.findall(r"^\| (`.*?`) \| .* \|$", text.split("## By the text")[1].split("\n## ")[0], re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 25
+    sources = [re.sub(r'"\s+f?"', "", path.read_text()) for path in sorted((ROOT / "featstore").rglob("*.py"))]
+
+    def is_there(message: str) -> bool:
+        pattern = r"[^\n]*".join(map(re.escape, message.split("…")))
+        return any(re.search(pattern, source) for source in sources)
+
+    assert [message for message in messages if not is_there(message)] == []
+    assert not is_there("no such … message")
 
 
 def prose_of(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -216,39 +217,82 @@ def test_real_graph_of_a_folder(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"graphs.py", "kept", "toy.npz"}
 
 
+NOTEBOOK = """
+import json, sys
+import nbformat
+from nbclient import NotebookClient
+
+book = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(book, timeout=120, resources={"metadata": {"path": "."}}).execute()
+print(json.dumps([cell.get("outputs", []) for cell in book.cells]))
+"""
+
+
+def test_the_tour_runs_from_top_to_bottom(tmp_path):
+    """A notebook, kept without outputs: the model learns, and the statistics are a table and a picture."""
+    path = ROOT / "examples" / "tour.ipynb"
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
+    places = {name: os.fspath(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
+    environment = {**os.environ, **places, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", NOTEBOOK, os.fspath(path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    outputs = [output for cell in json.loads(done.stdout) for output in cell]
+    printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    assert len(re.findall(r"epoch \d: loss [\d.]+", printed)) == 3
+    assert float(printed.split("test accuracy ")[1]) > 0.7  # guessing: 0.25
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert {"text/html", "image/png"} <= kinds
+
+
+WAYS = ("memmap", "ondemand", "streamed", "packed")
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
+    return importlib.import_module("demo")
+
+
 @pytest.mark.stress  # .ci/run and make stress run the demo itself, which fails where losses differ
 def test_demo(tmp_path):
-    printed = run("demo.py", "--folder", tmp_path / "demo", "--nodes", 20_000, "--memory", 48 << 20, cwd=tmp_path)
+    folder = tmp_path / "demo"
+    printed = run("demo.py", "--folder", folder, "--nodes", 20_000, "--memory", 48 << 20, "--seconds", 300, cwd=tmp_path)
     assert "identical to the last bit" in printed
-    assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    left = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert left == {"demo.png", "featstore.json", "memmap.json", "memmap1.json"}
-    kinds = ("featstore", "memmap", "memmap1")
-    ours, theirs, single = (json.loads((tmp_path / "demo" / f"{kind}.json").read_text()) for kind in kinds)
-    assert ours["losses"] == theirs["losses"]
-    assert 0 < len(single["losses"]) <= len(ours["losses"])
-    assert ours["losses"][: len(single["losses"])] == single["losses"]
-    assert "np.memmap, 16 threads" in printed
-    assert "np.memmap, 1 thread" in printed
-    assert ours["memory"]["peak"] <= 48 << 20
-    assert ours["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
+    assert printed.splitlines()[-1].endswith("-m featstore doctor")  # what to do next
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in folder.iterdir()} == {"demo.png", *(f"{way}.json" for way in WAYS)}
+    found = {way: json.loads((folder / f"{way}.json").read_text()) for way in WAYS}
+    theirs = found["memmap"]
+    for way, ours in found.items():
+        assert ours["losses"] == theirs["losses"]
+        assert ours["epochs"][-1]["test_accuracy"] == theirs["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
+        assert ours["stats"]["rows"] == theirs["stats"]["rows"]
+        assert ours["memory"]["peak"] <= 48 << 20
+        assert ours["resident"]["before"] < ours["resident"]["peak"]
+        assert (ours["once_s"] > 0) == (way == "packed")
+        assert ours["stats"]["rows_loaded"] <= ours["stats"]["rows"]
+        assert ours["steps"] == 2 * ours["batches_an_epoch"] == ours["stats"]["batches"]
+    assert theirs["stats"]["rows_loaded"] > 0  # its file was not in the page cache; the others have memory for all rows here
+    assert ["superbatch" in ours["stats"] for ours in found.values()] == [False, False, True, False]
+    assert ["layout" in ours["stats"] for ours in found.values()] == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("losses", "kind_of_theirs"), covering([[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []], ["memmap", "memmap1"])
-)
-def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losses, kind_of_theirs):
+def ran(losses, seconds=2.0, loaded=60):
+    """What a run of the demo comes to: two epochs of three batches, 100 rows of 512 bytes, ``loaded`` by a read of 4 KiB each."""
+    stats = {"batches": 6, "rows": 100, "rows_loaded": loaded, "row_bytes": 512, "reads": loaded, "bytes_read": 4096 * loaded}
+    stats |= {"seconds": {"compute": 1.0}, "hits": {"host": 100 - loaded, "base": loaded}}
+    epochs = [{"epoch": k, "seconds": seconds, "test_accuracy": 0.5 + k / 10} for k in range(2)]
+    of = {"batches_an_epoch": 3, "steps": 6, "once_s": 0.0, "unlimited": "", "resident": {"before": 3e8, "peak": 5e8}}
+    return {"stats": stats, "epochs": epochs, "losses": losses, "features_bytes": 1 << 30, "budget": 1 << 28, **of}
+
+
+@pytest.mark.parametrize(("losses", "other"), covering([[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []], WAYS))
+def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, demo, losses, other):
     """What the runs have must be identical, and there must be something: else the exit status says so."""
-    monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
-    import demo
-
-    def run(kind, *_):
-        stats = {"batches": 3, "seconds": {"gather": 0.1}, "hits": {"host": 1, "base": 1}, "rows": 2, "epochs": 1}
-        found = losses if kind == kind_of_theirs else [2.5, 1.75, 1.5]
-        return {"seconds": 1.0, "stats": stats, "epochs": [], "losses": found}
-
-    monkeypatch.setattr(demo, "run", run)
-    monkeypatch.setattr(demo, "stage_table", lambda stats: "")
+    monkeypatch.setattr(demo, "run", lambda kind, *_: ran(losses if kind == other else [2.5, 1.75, 1.5]))
     monkeypatch.setattr(demo, "draw", lambda *_: None)
     arguments = ["--folder", os.fspath(tmp_path / "demo"), "--nodes", "2000"]
     is_same = bool(losses) and losses == [2.5, 1.75, 1.5][: len(losses)]
@@ -268,12 +312,65 @@ def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losse
     assert not re.search(pattern, printed.replace("are identical", "are NOT IDENTICAL"))
 
 
-@pytest.mark.parametrize("n_threads", [1, 16])
-def test_the_demo_s_map_has_the_rows(tmp_path, monkeypatch, n_threads):
-    """Every count of ids, so that the threads' parts end anywhere: rows are those of the file, in order."""
-    monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
-    import demo
+def test_the_demo_s_pages_named_at_its_end_exist(demo):
+    pages = re.findall(r"[\w/-]+\.md", demo.NEXT)
+    assert len(pages) == 5
+    assert not [page for page in pages if not (ROOT / page).exists()]
 
+
+def test_the_demo_s_picture(tmp_path, monkeypatch, demo):
+    """Each way's seconds, times, reads and accuracy, an epoch, also of a run that was stopped; and what was not limited."""
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    results = {
+        way: ran([2.5], seconds, loaded) for way, seconds, loaded in zip(WAYS, (8, 4, 2, 1), (90, 60, 40, 20), strict=True)
+    }
+    results["packed"]["once_s"] = 3.0
+    half = results["memmap"]
+    half["steps"], half["epochs"] = 3, half["epochs"][:1]  # the loader had made all batches
+    demo.draw(results, tmp_path / "demo.png")
+    (figure,) = drawn
+    seconds, rows, memory = figure.axes
+    said = [[text.get_text() for text in axes.texts] for axes in (seconds, rows, memory)]
+    assert said[0] == ["8.0 s", "4.0 s: 2.0 ×", "2.0 s: 4.0 ×", "1.0 s: 8.0 ×\n(+ 3.0 s once)"]
+    assert said[1] == ["45 reads", "30 reads", "20 reads", "10 reads"]
+    assert said[2] == ["500 MB"] * 4
+    assert memory.get_legend().texts[0].get_text() == "with all rows in memory"
+    assert memory.lines[0].get_xdata()[0] == pytest.approx(300 + (1 << 30) / 1e6)
+    assert "8.0 × as fast as a memory map, same losses to the last bit" in figure.get_suptitle()
+    assert "in 268 MB" in figure.get_suptitle()
+    labels = [label.get_text().split("\n") for label in seconds.get_yticklabels()]
+    assert labels[0] == ["np.memmap", "16 threads", "accuracy 0.500"]
+    assert labels[3] == ["featstore", "packed", "accuracy 0.600"]
+    widths = [[1e6 * bar.get_width() for bar in bars] for bars in rows.containers]  # an epoch of 50 rows
+    assert widths[0] == pytest.approx([512 * n for n in (5, 20, 30, 40)])
+    assert widths[1] == pytest.approx([512 * n for n in (45, 30, 20, 10)])
+    assert widths[2] == pytest.approx([(4096 - 512) * n for n in (45, 30, 20, 10)])
+    assert figure.get_supxlabel() == ""
+    results["memmap"]["unlimited"] = "Permission denied"
+    results["streamed"]["losses"] = [2.25]
+    demo.draw(results, tmp_path / "demo.png")
+    assert "all memory of the machine" in drawn[1].get_supxlabel()
+    assert "LOSSES DIFFER" in drawn[1].get_suptitle()
+
+
+def test_the_demo_says_what_was_not_limited_and_what_was_stopped(capsys, demo):
+    results = {way: ran([2.5]) for way in WAYS}
+    demo.report(results)
+    assert "control group" not in (printed := capsys.readouterr().out)
+    assert "stopped" not in printed
+    results["memmap"] |= {"unlimited": "Permission denied", "steps": 4}
+    demo.report(results)
+    printed = capsys.readouterr().out
+    assert "(Permission denied): np.memmap had all memory of this machine as page cache" in printed
+    assert "16 threads: stopped after 4 of 6 batches" in printed
+
+
+@pytest.mark.parametrize("n_threads", [1, 16])
+def test_the_demo_s_map_has_the_rows(tmp_path, demo, n_threads):
+    """Every count of ids, so that the threads' parts end anywhere: rows are those of the file, in order."""
     x = np.random.default_rng(0).standard_normal((300, 5), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
     store = demo.MapStore(tmp_path / "x.npy", n_threads)
@@ -281,6 +378,25 @@ def test_the_demo_s_map_has_the_rows(tmp_path, monkeypatch, n_threads):
         ids = torch.from_numpy(np.random.default_rng(n).integers(0, 300, n))
         tally = demo.Tally()
         assert torch.equal(store.gather(ids, None, {}, tally), torch.from_numpy(x)[ids])
+        assert sum(tally.rows.values()) == n
+
+
+def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
+    """One a row of a page each, all of them at first; none afterwards."""
+    x = np.random.default_rng(0).standard_normal((300, 1024), dtype=np.float32)
+    # Only clean pages are dropped from the page cache, and os.fsync does nothing in tests.
+    with open(os.open(tmp_path / "x.npy", os.O_WRONLY | os.O_CREAT | os.O_DSYNC), "wb") as file:
+        np.lib.format.write_array(file, x)
+    store = demo.MapStore(tmp_path / "x.npy", 4)
+    ids = torch.arange(0, 300, 3)
+    first, second = demo.Tally(), demo.Tally()
+    for tally in (first, second):
+        store.gather(ids, None, {}, tally)
+    assert first.rows[demo.Tier.BASE] == 100
+    assert 100 <= first.read.reads <= 202  # the header moves rows over two pages each
+    assert first.read.bytes_read == mmap.PAGESIZE * first.read.reads
+    assert second.rows == {demo.Tier.BASE: 0, demo.Tier.HOST: 100}
+    assert second.read.reads == 0
 
 
 @pytest.fixture

@@ -16,7 +16,19 @@ FILES = sorted(PACKAGE.rglob("*.py")) + sorted(PACKAGE.rglob("*.pyi"))
 
 # Lowest first; packages of one rank are siblings and may not import each other.
 RANKS = [
-    {"errors", "config", "registry", "budget", "epochmemory", "progress", "ranks", "display", "plotting", "_compiled"},
+    {
+        "errors",
+        "config",
+        "registry",
+        "budget",
+        "epochmemory",
+        "progress",
+        "ranks",
+        "display",
+        "plotting",
+        "distinct",
+        "_compiled",
+    },
     {"_core"},
     {"storage"},
     {"gather", "idmaps"},

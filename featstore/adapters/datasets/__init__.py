@@ -11,7 +11,8 @@
 :func:`export`       the other way: a dataset as ``.npy`` or Parquet files
 ===================  ==============================================================================================
 
-The others return a :class:`Report` of what was read. ``featstore import`` has those that :data:`SOURCES` names.
+The others return a :class:`Report` of what was read. ``featstore import`` has those that
+:data:`~featstore.adapters.datasets.sources.SOURCES` names.
 """
 
 from featstore.adapters.datasets.exporting import export

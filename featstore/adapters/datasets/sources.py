@@ -39,6 +39,7 @@ class Source:
     add_options: Callable[[argparse._ArgumentGroup], None] = _no_options
 
 
+#: The sources of ``featstore import``, by name.
 SOURCES: dict[str, Source] = {}
 
 

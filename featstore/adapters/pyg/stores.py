@@ -246,8 +246,8 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
     """The adjacency by type of edges: in CSC form as it is stored, in COO form on request. The one type of a graph is None.
 
     An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. COO form has the
-    edges in the order of the input, as the rows of edge features. With ``is_sorted=True``, and from :meth:`coo`, they are in the
-    stored order, by destination. CSR form raises KeyError; :meth:`csr` makes one from CSC in memory. An unknown size may be None.
+    edges in the order of the input, as the rows of edge features. With ``is_sorted=True``, and from ``coo()``, they are in the
+    stored order, by destination. CSR form raises KeyError; ``csr()`` makes one from CSC in memory. An unknown size may be None.
     """
 
     def __init__(self, g: OutOfCoreGraph) -> None:
