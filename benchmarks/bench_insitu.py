@@ -13,10 +13,7 @@
   with either sampler. It takes 50 GB of disk; ``$FEATSTORE_R22`` may name a folder where bench_growth.py has left R26;
 - ``huge``: 2**28 nodes whose offsets take 2 GiB, created of streams, sampled and trained in 1 GiB. It takes 4 GB of disk.
 
-``--table 2`` (``--only "table 2"``) prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch,
-the edge file once a batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its
-figure 5). ``--graph`` takes a dataset of your own, a real graph's name in the folder ``--graphs DIR``, or ``R22``; several are
-allowed. By default it is R22, and the real graphs where there is a folder.
+The paper's own table and figure are drawn by ``python -m benchmarks.papers insitu``. Helpers lie in ``papers/``.
 
 Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
 inside the window that draws, so it is tied to the library's inside.
@@ -39,13 +36,11 @@ from typing import Any
 
 import numpy as np
 from harness import Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch, status
-from insitu_large import CHILDREN as LARGE_CHILDREN
-from insitu_large import huge, r26
-from insitu_reads import hops, hops_child, random_reads, reading
-from insitu_table import graph_of, table
+from papers.insitu_large import CHILDREN as LARGE_CHILDREN
+from papers.insitu_large import huge, r26
+from papers.insitu_reads import hops, hops_child, random_reads, reading
 
 FANOUTS = {"25,10": [25, 10], "20,15,10": [20, 15, 10]}
-REAL_GRAPHS = ("cora", "musae_github", "linux414-calls", "cnr-2000", "ego-twitter")  # of table 2, where the folder is given
 SIZES = {
     "batches": 200,
     "batch_size": 1000,
@@ -157,6 +152,11 @@ def waits_child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 CHILDREN = {"sample": sample_child, "hops": hops_child, "waits": waits_child, **LARGE_CHILDREN}
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    """Do the job that is named."""
+    return CHILDREN[job["what"]](job)
 
 
 def run_job(what: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -300,30 +300,14 @@ def datasets_of(work: Any, chunk_kib: int, folder: Path | None = None) -> dict[s
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
-    """All figures, or the table."""
+    """All figures."""
     import r22
 
     with scratch(args, "insitu") as folder:
         make = partial(r22.generate, folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
-
-        def tables() -> None:
-            real = [] if args.graphs is None or args.tiny else [g for g in REAL_GRAPHS if (args.graphs / f"{g}.npz").exists()]
-            names = args.graph or ["R22", *real]
-            paths = {
-                Path(name).name: datasets_of(make(), args.chunk_kib)["csc"]
-                if name == "R22"
-                else graph_of(name, args.graphs, folder)
-                for name in names
-            }
-            table(args, report, paths, FANOUTS)
-
-        if args.table or args.figure:
-            tables()
-            return
         groups: dict[str, Callable[[], None]] = {
             "r26": lambda: r26(args, report, folder, in_turns, datasets_of),
             "huge": lambda: huge(args, report, folder, in_turns),
-            "table 2": tables,
         }
         own = ("epochs", "hops", "reading", "random", "waits")
         if any(args.only in name for name in own):
@@ -353,15 +337,11 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if not answer(lambda job: CHILDREN[job["what"]](job)):
+    if not answer(child):
         mine = argparse.ArgumentParser(add_help=False)
         mine.add_argument("--scale", type=int, default=22)
-        mine.add_argument("--table", type=int, choices=[2])
-        mine.add_argument("--figure", type=int, choices=[5])
-        mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
-        mine.add_argument("--plot", type=Path, help="draw table 2 there; --figure 5 alone draws insitu.png")
         known, rest = mine.parse_known_args()
-        shared = arguments(__doc__ or "", rest, real_graphs="table 2 of real graphs", **SIZES)
+        shared = arguments(__doc__ or "", rest, **SIZES)
         options = argparse.Namespace(**vars(shared), **vars(known))
         if options.tiny:
             options.scale, options.batches, options.batch_size, options.alone = 12, 4, 64, 2

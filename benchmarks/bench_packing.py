@@ -52,22 +52,27 @@ def fio_write_bandwidth(path: Path, n_bytes: int, keep: bool = False) -> float:
 class Bench:
     """The workload, its samples, and what is measured of them."""
 
-    def __init__(self, args: argparse.Namespace, report: Report, folder: Path) -> None:
+    def __init__(
+        self, args: argparse.Namespace, report: Report, folder: Path, work: Any = None, batch_size: int | None = None
+    ) -> None:
         import r22
 
         import featstore
 
         self.args, self.report, self.folder = args, report, folder
-        source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
-        work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        if work is None:
+            source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
+            work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
         self.g = featstore.open(work.dataset(), memory=args.memory << 20)
         self.g.cache_neighbors(min(8 * work.num_nodes + 6 * work.n_edges, self.g.budget.available // 4))
         self.sampler = featstore.NeighborSampler(self.g, [10, 10, 10], seed=0)
         self.seeds = self.g.node_data["seeds"]
-        self.batch_size = max(1, 1000 >> (22 - args.scale))
+        self.batch_size = batch_size or max(1, 1000 >> (22 - args.scale))
         path = folder / "samples.pack"
         shutil.rmtree(path, ignore_errors=True)
+        begin = time.perf_counter()
         self.pack = featstore.sample_offline(self.g, self.sampler, self.seeds, self.batch_size, path=path, progress=False)
+        self.sampling_s = time.perf_counter() - begin
         self.n = len(self.pack)
         self.base = Path(self.g.features["x"].source.path)
         self.width = self.g.features["x"].row_bytes
@@ -361,12 +366,8 @@ def individually(bench: Bench, layout: Any) -> tuple[float, float]:
     return tables_s, rows_s * float(layout.tables.n_packed.sum()) / max(1, done)
 
 
-def packing(bench: Bench) -> None:
-    """Batched packing against individual packing and against one read of the base and one write of the layout.
-
-    Both sides make a whole layout of samples that are there: tables, extents and their checksums, flushed to the drive. Batched
-    is what a loader does for a pack that has none.
-    """
+def both_ways(bench: Bench) -> tuple[int, list[float], list[tuple[float, float]], list[float]]:
+    """Pack a whole layout at once and batch by batch; return its bytes, both ways' seconds, and the drive's bound with fio."""
     layout = bench.layout("belady")
     whole = layout.disk_bytes
     batched, bound, alone = [], [], []
@@ -379,6 +380,16 @@ def packing(bench: Bench) -> None:
             shutil.rmtree(pack.path)
         alone.append(individually(bench, layout))
     layout.close()
+    return whole, batched, alone, bound
+
+
+def packing(bench: Bench) -> None:
+    """Batched packing against individual packing and against one read of the base and one write of the layout.
+
+    Both sides make a whole layout of samples that are there: tables, extents and their checksums, flushed to the drive. Batched
+    is what a loader does for a pack that has none.
+    """
+    whole, batched, alone, bound = both_ways(bench)
     figure = bench.report.figure
     figure(
         "batched packing",

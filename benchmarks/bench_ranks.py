@@ -6,11 +6,8 @@ files); of one without a mask of training nodes a tenth of the nodes train. With
 
 ``--only export`` (R22, ``--scale``): two ranks, each a process with its exported part alone, in a network namespace of its own if
 that is allowed, have the batches of the whole dataset, bit for bit. Beside it: a part's bytes on disk, the seconds of an export.
-``--only "figure 17"`` (``ranks_figure17.py``): on all graphs of the folder, the share of the nodes that a part has, hits of a
-rank's cache, and ids that are read of lists outside of a part. ``--only accuracy`` (``ranks_accuracy.py``): 1, 2 and 4 ranks
-train on linux414-calls with the same global batch, shuffled globally and by parts (``--seeds``, ``--hidden``). ``--only drive``
-(``ranks_drive.py``; R22, ``--scale``): two ranks that wait for one drive. ``$FEATSTORE_R22`` names a folder that ``r22.py``
-filled.
+``--only drive`` (``ranks_drive.py``; R22, ``--scale``): two ranks that wait for one drive. ``$FEATSTORE_R22`` names a folder that
+``r22.py`` filled. Hits of ranks' caches and accuracy by ranks are PaGraph's figures 17 and 21 (``python -m benchmarks.papers``).
 """
 
 from __future__ import annotations
@@ -29,11 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from harness import Report, arguments, main, scratch
+from papers.ranks_drive import drive
 from r22 import generate
-from ranks_accuracy import GRAPH, accuracy, make_dataset
-from ranks_drive import drive
-from ranks_figure17 import figure17
-from realgraphs import loading, wanted
+from realgraphs import loading
 
 import featstore
 from featstore._core.trainparts import TrainPlacer
@@ -211,47 +206,20 @@ def exported(args: argparse.Namespace, report: Report, folder: Path) -> None:
     report.figure(f"{name}: seconds of an export", seconds, "s", gigabytes=sizes[-1] / 1e9)
 
 
-def planted_rows(n: int) -> tuple[dict[str, Any], Any]:
-    """Labels and rows of the planted graph: a node's class is known from most rows of its neighbours."""
-    rng = np.random.default_rng(1)
-    members = np.random.default_rng(0).permutation(n).reshape(-1, 50)  # as in planted()
-    y = np.empty(n, np.int64)
-    y[members] = np.arange(len(members))[:, None] % 4
-    x = np.eye(4, dtype=np.float32)[y] + rng.standard_normal((n, 4), dtype=np.float32)
-    is_train = rng.random(n) < 0.6
-    return {"y": y, "train_mask": is_train, "test_mask": ~is_train, "x_shape": x.shape}, iter([x])
-
-
-def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
-    """Figures of training: of linux414-calls, or of the planted graph."""
-    if args.tiny:
-        name, (indptr, indices) = "planted", planted()
-        more, blocks = planted_rows(len(indptr) - 1)
-    else:
-        name, real = GRAPH, wanted(args.graphs, GRAPH, "--only accuracy")
-        indptr, indices, more = real.load(name)
-        blocks = real.feature_blocks(more)
-    make_dataset(folder / name, indptr, indices, more, blocks)
-    accuracy(args, report, name, folder / name)
-
-
 def of_graphs(args: argparse.Namespace, report: Report, folder: Path) -> None:
-    """Figures of each graph: nodes a part, and figure 17."""
-    is_figure, graphs = args.only in "figure 17", dict[str, tuple[Int64s, Any, Any]]()
+    """Figures of each graph: nodes a part."""
+    graphs = dict[str, tuple[Int64s, Any, Any]]()
     if args.tiny:
         indptr, indices = planted()
         graphs["planted"] = indptr, indices, {"train_mask": np.arange(len(indptr) - 1) % 10 == 0}
     elif (real := loading(args.graphs)) is not None:
         names = sorted(path.stem for path in args.graphs.glob("*.npz"))
-        graphs |= {name: real.load(name) for name in names if is_figure or args.only in name}
+        graphs |= {name: real.load(name) for name in names if args.only in name}
     for name, (indptr, indices, more) in graphs.items():
         n = len(indptr) - 1
         mask = more["train_mask"] if "train_mask" in more else np.random.default_rng(0).random(n) < TRAIN_SHARE
-        given = folder, name, indptr, indices, np.flatnonzero(mask)
-        if is_figure:
-            figure17(args, report, *given)
         if args.only in name and (args.tiny or name in GRAPHS):
-            of_graph(args, report, *given)
+            of_graph(args, report, folder, name, indptr, indices, np.flatnonzero(mask))
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
@@ -263,10 +231,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
         with scratch(args, "drive") as folder:
             scale = 12 if args.tiny else args.scale
             drive(args, report, f"R{scale}", generate(os.environ.get("FEATSTORE_R22", folder), scale).dataset())
-    if args.only in "accuracy" and (args.tiny or args.graphs is not None or args.only):
-        with scratch(args, "ranks-accuracy") as folder:
-            trained(args, report, folder)
-    if args.only not in ("export", "drive", "accuracy"):
+    if args.only not in ("export", "drive"):
         with scratch(args, "ranks") as folder:
             of_graphs(args, report, folder)
 
@@ -275,5 +240,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         print(json.dumps(rank_of(json.loads(sys.argv[2]))), flush=True)
     else:
-        more = {"parts": 8, "hops": 2, "scale": 22, "seeds": 3, "hidden": 256, "batches": 50}
+        more = {"parts": 8, "hops": 2, "scale": 22, "batches": 50}
         main(run, arguments(__doc__ or "", real_graphs="all but export and drive", **more))

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
 MARGIN_BYTES = 64_000_000  # of resident memory beyond a budget
 LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady
 COMMIT = (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-PLACES = ("--out", "--scratch", "--folder", "--graphs", "--beside", "--keep")  # options that say nothing of what is measured
+PLACES = ("--out", "--plot", "--scratch", "--folder", "--graphs", "--beside", "--keep")  # say nothing of what is measured
 PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
 
@@ -62,7 +62,8 @@ def commit() -> str:
 
 def command() -> str:
     """How this program was called, without what a machine's folders are named."""
-    name, words, skipped = Path(sys.argv[0]).stem, [], False
+    program, words, skipped = Path(sys.argv[0]), [], False
+    name = program.parent.name if program.stem == "__main__" else program.stem
     for word in sys.argv[1:]:
         option = word.partition("=")[0]
         if not skipped and option not in PLACES:
@@ -238,8 +239,14 @@ class Report:
     out: Path | None = None
     failed: int = 0
     silent: bool = False
-    n_figures: int = 0
     tiny: bool = False
+    promises: bool = True  # whether targets stand in the lines, and count
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def n_figures(self) -> int:
+        """How many figures there are so far."""
+        return len(self.lines)
 
     def figure(
         self,
@@ -288,17 +295,17 @@ class Report:
             line["reference_runs"] = [_short(value) for value in references]
         if is_missing:
             line["missing"] = reference
-        elif target is not None:
+        elif target is not None and self.promises:
             relation, bound = target.split()
             found = statistics.median(series) if ratio is None else ratio
             line["target"] = target
             line["met"] = bool(found >= float(bound) if relation == ">=" else found <= float(bound))
             self.failed += not line["met"]
         line |= more
-        self.n_figures += 1
         line |= {"machine": machine(), "commit": commit(), "command": command(), "date": time.strftime("%Y-%m-%d")}
         if self.tiny:
             line["tiny"] = True
+        self.lines.append(line)
         text = json.dumps(line)
         if not self.silent:
             print(text, flush=True)
@@ -326,12 +333,20 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def arguments(description: str, argv: list[str] | None = None, *, real_graphs: str = "", **defaults: Any) -> argparse.Namespace:
+def arguments(
+    description: str,
+    argv: list[str] | None = None,
+    *,
+    real_graphs: str = "",
+    own: argparse.ArgumentParser | None = None,
+    **defaults: Any,
+) -> argparse.Namespace:
     """Parse what every benchmark takes; keyword arguments add integer options with their defaults, ``_`` written ``-``.
 
     ``real_graphs`` names the figures that need a folder of real graphs; :func:`main` says that they are left out without one.
+    ``own`` has options beside these, of a parser without ``--help``.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, parents=[] if own is None else [own])
     parser.add_argument("--runs", type=int, help="counted runs of each side (default: 3, and 1 with --tiny)")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes: shows that it runs, measures nothing")
     parser.add_argument("--only", default="", help="only figures whose group's name contains this")

@@ -24,7 +24,7 @@ BEGIN, END = "<!-- made by `python -m benchmarks.results write` -->", "<!-- unti
 TOPICS: dict[str, tuple[str, ...]] = {
     "rows": ("gather",),
     "sampling": ("sampling", "chunks", "insitu"),
-    "epochs": ("epoch", "packing", "planner", "segments", "house"),
+    "epochs": ("epoch", "packing", "planner", "house"),
     "choices": ("auto", "division", "defaults"),
     "sizes": ("growth", "papers100m", "types"),
     "papers": ("outre", "pagraph", "papers"),

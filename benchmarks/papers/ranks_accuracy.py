@@ -1,4 +1,4 @@
-"""Accuracy of bench_ranks.py (PaGraph, figure 21): 1, 2 and 4 ranks with the same global batch, global and local shuffle.
+"""Accuracy by ranks (pagraph.py, figure 21): 1, 2 and 4 ranks with the same global batch, global and local shuffle.
 
 Ranks are processes of a gloo group, each with its share of the machine's cores, a GraphSAGE under DistributedDataParallel, and
 its part of a global batch of :data:`GLOBAL_BATCH` seeds. With the global shuffle, ranks together train on the batches of one
@@ -17,10 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +117,8 @@ def trained_together(job: dict[str, Any]) -> dict[str, Any]:
         ranks = []
         for rank in range(job["world_size"]):
             text = json.dumps({**job, "rank": rank, "meeting": f"{folder}/meeting"})
-            ranks.append(subprocess.Popen([sys.executable, __file__, "--child", text], stdout=subprocess.PIPE, text=True))
+            command = [sys.executable, __file__, "--child", text]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:
             found = [each.communicate()[0] for each in ranks]
             assert not any(each.returncode for each in ranks), "a rank has failed; its error is above"
@@ -125,8 +129,8 @@ def trained_together(job: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(found[0].splitlines()[-1]))
 
 
-def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:
-    """Train every way once a seed; print accuracy beside that of one process."""
+def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path, row: Callable[..., None]) -> None:
+    """Train every way once a seed; print accuracy beside that of one process. ``row`` is a setting's."""
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in (TINY if args.tiny else WAYS)}
     for seed in range(1 if args.tiny else args.seeds):  # a run that is stopped has whole seeds
         for way in found:
@@ -138,17 +142,20 @@ def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path
     for way, runs in found.items():
         more = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(runs, found[ONE], strict=True)]
         is_reference = way == ONE
-        report.figure(
-            f"{graph}, accuracy of {len(runs)} seeds, {way}",
+        of = None if is_reference else f"{ONE}, in points of accuracy, their mean without its sign"
+        row(
+            f"{graph}, {len(runs)} seeds",
+            way,
+            "accuracy",
             [each["accuracy"] for each in runs],
             "share of the test nodes",
-            reference=None if is_reference else f"{ONE}, in points of accuracy, their mean without its sign",
+            of,
             ratio=None if is_reference else abs(statistics.mean(more)),
             target=None if is_reference or args.tiny else f"<= {WITHIN}",
             more=[round(each, 2) for each in more],
-            mean=round(statistics.mean(each["accuracy"] for each in runs), 4),
-            **{name: [round(each[name], 2) for each in runs] for name in ("rows", "steps", "epoch_s")},
+            **{name: [round(each[name], 2) for each in runs] for name in ("rows", "steps")},
         )
+        row(graph, way, "epoch", [each["epoch_s"] for each in runs], "s")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +117,11 @@ def make_sampler(g: Any, job: dict[str, Any]) -> Any:
     return (featstore.LaborSampler if is_labor else featstore.NeighborSampler)(g, fanouts)
 
 
+def kept_parts(g: Any, name: str | bool) -> Any:
+    """Return the kept parts of a name; None, those that are kept without one, where it is True."""
+    return None if name is True else g.parts()[name]
+
+
 def make_history(job: dict[str, Any]) -> Any:
     """Return the history that a job names by dim, nodes (or the file of their ids) and staleness; None where it has none.
 
@@ -144,7 +151,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         seeds, batch_size = g.node_data["seeds"], job["batch_size"]
         sampler = make_sampler(g, job)
         batches = (
-            featstore.PartitionBatches(g, seeds, batch_size, macro=job.get("macro", MACRO))
+            featstore.PartitionBatches(g, seeds, batch_size, kept_parts(g, job["parts"]), job.get("macro", MACRO))
             if job.get("parts")
             else featstore.RandomBatches(seeds, batch_size)
         )
@@ -201,12 +208,16 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 def run_sides(
     args: argparse.Namespace, work: Work, sides: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
-    """Run the sides in turn, each in as much memory; return their seconds, and all that their children said."""
+    """Run the sides in turn, each in as much memory; return their seconds, and all that their children said.
+
+    At the smallest size they run in this process: it takes less than to start another.
+    """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
 
     def side(name: str) -> float:
         job = work.job(most=args.batches, **sides[name])
-        results[name].append(run_child(__file__, job, BASE_BYTES + job["memory"]))
+        limit = BASE_BYTES + job["memory"]
+        results[name].append(child(job) if args.tiny else run_child(__file__, job, limit))
         return float(results[name][-1]["seconds"])
 
     turns: dict[str, Callable[[], float]] = {name: (lambda name=name: side(name)) for name in sides}
@@ -265,8 +276,11 @@ def shared_draws_streamed(args: argparse.Namespace, report: Report, work: Work) 
         )
 
 
-def table6(args: argparse.Namespace, report: Report, work: Work) -> None:
-    """Seconds of an epoch by stage: np.memmap, superbatch, and each mechanism added to those before it (table 6 of OUTRE)."""
+def table6(args: argparse.Namespace, work: Work, row: Callable[..., None]) -> None:
+    """Seconds of an epoch by stage: np.memmap, superbatch, and each mechanism added to those before it (table 6 of OUTRE).
+
+    ``row`` is a setting's. Stages run beside each other, so that they do not add up to the epoch.
+    """
     sides: dict[str, dict[str, Any]] = {MEMMAP: {"strategy": MEMMAP, "threads": args.threads, "limit_s": args.seconds}}
     options: dict[str, Any] = {}
     for name, more in MECHANISMS.items():
@@ -278,27 +292,13 @@ def table6(args: argparse.Namespace, report: Report, work: Work) -> None:
         assert ours["checksums"][n - 1] == theirs["checksums"][n - 1], "the sides differ in what they read"
     names = list(sides)
     for name, before in zip(names, [None, *names[:-1]], strict=True):
-        report.figure(
-            f"table 6, {work.name}, {name}: an epoch of data preparation",
-            seconds[name],
-            "s",
-            reference=before,
-            references=None if before is None else seconds[before],
-            parts=work.n_parts,
-            partition_s=round(work.partition_s, 3),
-            **more_of(results[name][-1]),
-        )
-    print(_as_text(work, seconds, results), file=sys.stderr, flush=True)
-
-
-def _as_text(work: Work, seconds: dict[str, list[float]], results: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the table: medians over the runs; stages run beside each other, so that they do not add up to the epoch."""
-    lines = [f"{work.name:<24}" + "".join(f"{stage:>10}" for stage in STAGES) + f"{'epoch':>10}{'rows':>14}{'rows loaded':>14}"]
-    for name, runs in results.items():
-        stages = [statistics.median(each["stages"][stage] for each in runs) for stage in STAGES]
-        cells = "".join(f"{each:>10.2f}" for each in [*stages, statistics.median(seconds[name])])
-        lines.append(f"{name:<24}{cells}{runs[-1]['rows']:>14,}{runs[-1]['rows_loaded']:>14,}")
-    return "\n".join(lines)
+        for stage in STAGES:
+            row(work.name, name, stage, [each["stages"][stage] for each in results[name]], "s")
+        more_said = {**more_of(results[name][-1]), "parts": work.n_parts, "partition_s": round(work.partition_s, 3)}
+        more_said |= {} if before is None else {"references": seconds[before]}
+        row(work.name, name, "epoch", seconds[name], "s", before, **more_said)
+        for count in ("rows", "rows_loaded"):
+            row(work.name, name, count.replace("_", " "), float(results[name][-1][count]), "rows")
 
 
 if __name__ == "__main__":

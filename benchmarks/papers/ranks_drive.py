@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
+
 import numpy as np
 from drive import fio_random_iops, have_fio
 from harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel

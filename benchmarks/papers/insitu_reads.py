@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from drive import direct_rate, fio_random_iops, fio_scan_bandwidth, have_fio
 from harness import PAGE_BYTES, Report, alternate, bytes_read_by_kernel, drop_from_page_cache
-from insitu_table import BLOCKS, Lists, moved_bytes, pages_of
+from papers.insitu_table import BLOCKS, Lists, moved_bytes, pages_of
 
 PIECE_NODES = 1 << 20  # whose lists are asked for at once in a pass, as a window does
 READERS = 64  # threads of random reads where fio is not there

@@ -7,6 +7,7 @@ of zeros. Accuracy is that of the same model trained both ways (``outre_accuracy
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report
-from outre_accuracy import LARGE, train_ways
-from outre_epochs import Work, more_of, run_sides
+from papers.outre_accuracy import LARGE, train_ways
+from papers.outre_epochs import Work, more_of, run_sides
 
 import featstore
 
@@ -134,22 +135,18 @@ def preparation_with_history(args: argparse.Namespace, report: Report, work: Wor
             )
 
 
-def accuracy_with_history(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:
-    """Accuracy and rows by staleness, in the default macro-batches (table 11 of the paper), and in random batches."""
+def accuracy_with_history(args: argparse.Namespace, graph: str, dataset: Path, row: Callable[..., None]) -> None:
+    """Accuracy and rows by staleness, in the default macro-batches (table 11), and in random batches; ``row`` is a setting's."""
     found = train_ways(args, WAYS, dataset)
     for name, runs in found.items():
         plain = next(base for base in (RANDOM, MACRO) if name.startswith(base))
         pairs = list(zip(runs, found[plain], strict=True))
         less = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
         assert "staleness 0" not in name or all(a == b for a, b in pairs), "a history that is never used has changed the training"
-        report.figure(
-            f"table 11, {graph}, accuracy of {len(runs)} seeds, {name}",
-            [each["accuracy"] for each in runs],
-            "share of the test nodes",
-            reference=None if name == plain else f"{plain}, in points of accuracy",
-            ratio=None if name == plain else sum(less) / len(less),
-            target=">= -0.5" if not args.tiny and name.endswith(f"staleness {STALENESS}") else None,
-            rows=[each["rows"] for each in runs],
-            rows_ratio=round(sum(a["rows"] / b["rows"] for a, b in pairs) / len(pairs), 4),
-            less=[round(each, 2) for each in less],
-        )
+        of = None if name == plain else f"{plain}, in points of accuracy"
+        more = {"rows": [each["rows"] for each in runs], "less": [round(each, 2) for each in less]}
+        more |= {} if of is None else {"ratio": sum(less) / len(less)}
+        target = ">= -0.5" if name.endswith(f"staleness {STALENESS}") else None
+        panel = f"{graph}, {len(runs)} seeds"
+        row(panel, name, "accuracy, %", [100 * each["accuracy"] for each in runs], "of the test nodes", of, target=target, **more)
+        row(panel, name, "rows", sum(a["rows"] / b["rows"] for a, b in pairs) / len(pairs), f"x without ({plain})")

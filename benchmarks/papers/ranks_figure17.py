@@ -1,4 +1,4 @@
-"""PaGraph's figure 17 (bench_ranks.py): hits of a rank's cache, and the share of the nodes that a part has, by number of parts.
+"""PaGraph's figure 17 (pagraph.py): hits of a rank's cache, and the share of the nodes that a part has, by number of parts.
 
 Training nodes are divided by ``ldg``, by contiguous ids (``ranges``) and at random. A rank's cache holds the rows with the
 highest out-degree: in its part, as a view's policies see it, and in the whole graph. Each rank samples the batches of its own
@@ -8,7 +8,7 @@ seeds from its view; ids that it reads of lists outside of its part are counted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,20 @@ def of_rank(g: featstore.OutOfCoreGraph, kept: featstore.KeptParts, rank: int, h
 
 
 def figure17(
-    args: argparse.Namespace, report: Report, folder: Path, name: str, indptr: Int64s, indices: Any, train: Int64s
+    args: argparse.Namespace,
+    report: Report,
+    folder: Path,
+    name: str,
+    indptr: Int64s,
+    indices: Any,
+    train: Int64s,
+    row: Callable[..., None],
 ) -> None:
-    """Figures of one graph; parts of each method and number, made with one seed."""
+    """Figures of one graph; parts of each method and number, made with one seed. ``row`` is a setting's."""
     hops, n_outside, n_views = args.hops, 0, 0
-    with featstore.OutOfCoreGraph.create(folder / f"{name}-17", indptr, indices, progress=False, memory="1GiB") as g:
+    with featstore.OutOfCoreGraph.create(
+        folder / f"{name}-17", indptr, indices, progress=False, overwrite=True, memory="1GiB"
+    ) as g:
         for k in (2,) if args.tiny else PARTS:
             shares, hits = {}, {}
             for method in METHODS:
@@ -102,20 +111,11 @@ def figure17(
                 n_outside += sum(each["outside"] for each in found)
                 n_views += k
             for method in METHODS:
-                report.figure(
-                    f"{name}, {k} parts, {hops} hops: share of the nodes that a part has, {method}",
-                    float(np.mean(shares[method])),
-                    "of the nodes",
-                    reference=None if method == "random" else "random",
-                    ratio=None if method == "random" else float(np.mean(shares[method]) / np.mean(shares["random"])),
-                    most=round(max(shares[method]), 4),
-                    training_nodes=len(train),
-                )
-                report.figure(
-                    f"{name}, {k} parts: accesses served by {SHARE:.0%} of the rows, {method}",
-                    hits[method]["own"],
-                    "of accesses",
-                    reference="the rows with the highest degree in the whole graph",
-                    ratio=hits[method]["own"] / hits[method]["whole"],
-                )
-    report.figure(f"{name}: ids read of lists outside of parts", n_outside, "ids", target="<= 0", views=n_views)
+                share, of = float(np.mean(shares[method])), None if method == "random" else "random"
+                more: dict[str, Any] = {"most": round(max(shares[method]), 4), "training_nodes": len(train)}
+                more |= {} if of is None else {"ratio": share / float(np.mean(shares["random"]))}
+                row(f"{name}, {hops} hops", method, k, share, "of the nodes in a part", of, **more)
+                own, whole = hits[method]["own"], hits[method]["whole"]
+                of = "the rows with the highest degree in the whole graph"
+                row(f"{name}, {SHARE:.0%} of the rows", method, k, own, "of accesses served", of, ratio=own / whole)
+    row(name, "all methods", "all parts", n_outside, "ids read of lists outside of parts", target="<= 0", views=n_views)

@@ -1,4 +1,4 @@
-"""Split of memory of bench_outre.py: reads of an epoch at the alpha that a loader chooses, beside nine splits of as much.
+"""Split of memory (outre.py, figure 5): reads of an epoch at the alpha that a loader chooses, beside nine splits of as much.
 
 Reads are counted, not timed: rows that a cache of the most used rows lacks, and beta for each edge that is drawn. The loader has
 measured beta. Batches are pruned as a training would that pushes what every batch computes.
@@ -6,12 +6,11 @@ measured beta. Batches are pruned as a training would that pushes what every bat
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from harness import Report
-from outre_epochs import Work
+from papers.outre_epochs import Work
 
 import featstore
 from featstore.cache.select import top_rows
@@ -27,8 +26,8 @@ SHARE = 10  # of the features' bytes one part is divided, about
 BATCHES_BYTES = 48 << 20  # beside it
 
 
-def split(args: argparse.Namespace, report: Report, work: Work) -> None:
-    """Let a loader choose, then count the reads at its alpha and at nine others."""
+def split(work: Work, row: Callable[..., None]) -> None:
+    """Let a loader choose, then count the reads at its alpha and at nine others; ``row`` is a setting's."""
     memory = work.features_bytes // SHARE + BATCHES_BYTES
     with featstore.open(work.dataset, memory=memory) as g:
         sampler, order, history = _sampler(g), _batches(g, work), featstore.History(HIDDEN, "auto", STALENESS)
@@ -60,20 +59,12 @@ def split(args: argparse.Namespace, report: Report, work: Work) -> None:
             epoch.close()
             reads[alpha] = float(n)
     best = min(reads, key=lambda alpha: reads[alpha])
-    report.figure(
-        f"{work.name}, rows of {row_bytes} bytes, embeddings of {4 * HIDDEN}: reads of the best of nine splits",
-        [reads[best]],
-        "reads",
-        reference="at the alpha that a loader chose",
-        references=[reads[chosen["alpha"]]],
-        target=None if args.tiny else ">= 0.95",
-        alpha=chosen["alpha"],
-        best_alpha=best,
-        beta=round(chosen["beta"], 4),
-        bytes=chosen["bytes"],
-        nodes=chosen["nodes"],
-        reads={f"{alpha:.3f}": round(n) for alpha, n in reads.items()},
-    )
+    panel = f"{work.name}, rows of {row_bytes} bytes, embeddings of {4 * HIDDEN}"
+    more = {"beta": round(chosen["beta"], 4), "bytes": chosen["bytes"], "nodes": chosen["nodes"]}
+    for alpha, n in reads.items():
+        side = "chosen by the loader" if alpha == chosen["alpha"] else "by hand"
+        row(panel, side, round(alpha, 3), n, "reads", "at the alpha that a loader chose", ratio=n / reads[chosen["alpha"]])
+    row(panel, "best of nine", "all", reads[best] / reads[chosen["alpha"]], "x chosen", target=">= 0.95", best_alpha=best, **more)
 
 
 def _sampler(g: featstore.OutOfCoreGraph) -> featstore.NeighborSampler:

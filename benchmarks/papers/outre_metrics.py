@@ -1,4 +1,4 @@
-"""Table 12 of bench_outre.py: seconds of an epoch where what is kept is chosen at random, by degree, and by saved I/O (OUTRE).
+"""Table 12 (outre.py): seconds of an epoch where what is kept is chosen at random, by degree, and by saved I/O (OUTRE).
 
 The memory is divided once for each number of layers, as a loader chooses by saved I/O. Each metric then keeps as many embeddings,
 and rows in the rest. The seconds that a metric takes to find out are left out, as in the paper: it is done once a training.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # a child
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where the harness is
+
 import numpy as np
-from harness import Report, answer, run_child
-from outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
+from harness import answer, run_child
+from papers.outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
 
 DIM, STALENESS = 128, 15
 FANOUTS = {2: [10, 10], 3: [4, 4, 4], 4: [3, 3, 2, 2]}  # by layers: batches of about the same size, so that one memory holds them
@@ -45,14 +48,14 @@ def choose(job: dict[str, Any]) -> dict[str, Any]:
     return {name: split[name] for name in ("alpha", "beta", "nodes", "why") if name in split}
 
 
-def table12(args: argparse.Namespace, report: Report, work: Work) -> None:
-    """Seconds of an epoch, and of its sampling and gathering, by metric and layers."""
-    lines = [f"{'layers':<8}{'metric':<12}{'sample':>10}{'gather':>10}{'epoch':>10}{'rows':>14}{'rows loaded':>14}"]
+def table12(args: argparse.Namespace, work: Work, row: Callable[..., None]) -> None:
+    """Seconds of an epoch, and of its sampling and gathering, by metric and layers; ``row`` is a setting's."""
     for n_layers in [n for n in FANOUTS if n <= (3 if args.tiny else args.layers)]:
         files = {metric: os.fspath(Path(work.dataset).parent / f"{metric}-{n_layers}.npy") for metric in METRICS}
         common: dict[str, Any] = {"strategy": "ondemand", "parts": True, "fanouts": FANOUTS[n_layers]}
         job = work.job(**common, nodes=files)
-        chosen = run_child(__file__, job, BASE_BYTES + JUDGING_BYTES + job["memory"])
+        limit = BASE_BYTES + JUDGING_BYTES + job["memory"]
+        chosen = choose(job) if args.tiny else run_child(__file__, job, limit)
         limit = {"limit_s": args.seconds}
         sides = {
             metric: {**common, **limit, "policy": metric, "history": (DIM, file, STALENESS)} for metric, file in files.items()
@@ -61,19 +64,13 @@ def table12(args: argparse.Namespace, report: Report, work: Work) -> None:
         seconds = {metric: [each["seconds"] - each["setup_s"] for each in runs] for metric, runs in results.items()}
         for metric, runs in results.items():
             is_first = metric == METRICS[0]
-            report.figure(
-                f"table 12, {work.name}, {n_layers} layers, by {metric}: an epoch of data preparation",
-                seconds[metric],
-                "s",
-                reference=None if is_first else METRICS[0],
-                references=None if is_first else seconds[METRICS[0]],
-                chosen=chosen,
-                **more_of(runs[-1]),
-            )
-            stages = [statistics.median(each["stages"][stage] for each in runs) for stage in ("sample", "gather")]
-            cells = "".join(f"{each:>10.2f}" for each in [*stages, statistics.median(seconds[metric])])
-            lines.append(f"{n_layers:<8}{metric:<12}{cells}{runs[-1]['rows']:>14,}{runs[-1]['rows_loaded']:>14,}")
-    print("\n".join([work.name, *lines]), file=sys.stderr, flush=True)
+            panel = f"{work.name}, {n_layers} layers"
+            for stage in ("sample", "gather"):
+                row(panel, metric, stage, [each["stages"][stage] for each in runs], "s")
+            said = more_of(runs[-1]) | ({} if is_first else {"references": seconds[METRICS[0]]})
+            row(panel, metric, "epoch", seconds[metric], "s", None if is_first else METRICS[0], chosen=chosen, **said)
+            for count in ("rows", "rows_loaded"):
+                row(panel, metric, count.replace("_", " "), float(runs[-1][count]), "rows")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Aggregating ahead (bench_pagraph.py): the first layer's means made once, against sampling a hop more for them.
+"""Aggregating ahead (pagraph.py, figures 11 and 12): the first layer's means made once, against sampling a hop more for them.
 
 Two GraphSAGEs of two layers. One samples two hops of ``x``. The other takes ``x`` and ``x_mean``, the mean over all in-neighbours
 (:meth:`g.aggregate`), so that its first layer needs no hop, and samples one (PaGraph, section 5.1: +PP of figure 11). Accuracy
-is that of the test nodes, sampled as in training. A third, of one layer, has the fewer hop without the means.
+is that of the test nodes, sampled as in training.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Report
 
 import featstore
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import split_seeds
 
 FANOUT, LEARNING_RATE = 10, 0.003
-HOP_MORE, MEANS, NEITHER = "two hops of x", "one hop of x and x_mean", "one hop of x"
-WAYS: dict[str, tuple[int, list[str]]] = {HOP_MORE: (2, ["x"]), MEANS: (1, ["x", "x_mean"]), NEITHER: (1, ["x"])}
+HOP_MORE, MEANS = "two hops of x", "one hop of x and x_mean"
+WAYS: dict[str, tuple[int, list[str]]] = {HOP_MORE: (2, ["x"]), MEANS: (1, ["x", "x_mean"])}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -63,8 +60,11 @@ def rows_of(batch: featstore.MiniBatch) -> torch.Tensor:
     return torch.cat(list(batch.features.values()), 1)
 
 
-def one(path: Path, way: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Train once; return the accuracy of the test nodes, and what an epoch of training requested and took."""
+def one(path: Path, way: str, seed: int, args: argparse.Namespace, **options: Any) -> dict[str, Any]:
+    """Train once; return the accuracy of the test nodes, and what an epoch of training requested and took.
+
+    ``options`` go to the loader; ``device_cache`` is a share of the rows.
+    """
     hops, names = WAYS[way]
     batch_size, n_epochs = (100, 1) if args.tiny else (1000, args.epochs)
     with featstore.open(path) as g:
@@ -78,13 +78,17 @@ def one(path: Path, way: str, seed: int, args: argparse.Namespace) -> dict[str, 
         means = MeansAhead(2 * width, args.hidden, n_classes)
         model: Any = means if way == MEANS else GraphSAGE(width, args.hidden, n_classes, hops)
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-        begin = time.perf_counter()
-        with featstore.Loader(g, sampler, seeds, batch_size, names, seed=seed, strategy=featstore.OnDemand(cache=None)) as loader:
+        begin, wait_s = time.perf_counter(), 0.0
+        options |= {"seed": seed, "strategy": featstore.OnDemand(cache=None)}
+        with featstore.Loader(g, sampler, seeds, batch_size, names, **options) as loader:
             for _ in range(n_epochs):
+                asked = time.perf_counter()
                 for batch in loader:
+                    wait_s += time.perf_counter() - asked
                     optimizer.zero_grad()
                     torch.nn.functional.cross_entropy(model(rows_of(batch), batch.blocks), batch.y).backward()
                     optimizer.step()
+                    asked = time.perf_counter()
             stats = loader.stats()
         epoch_s = (time.perf_counter() - begin) / n_epochs
         model.eval()
@@ -98,32 +102,6 @@ def one(path: Path, way: str, seed: int, args: argparse.Namespace) -> dict[str, 
             "bytes": stats["rows"] / n_epochs * 4 * width,
             "bytes_read": stats["bytes_read"] / n_epochs,
             "epoch_s": epoch_s,
+            "wait_s": wait_s / n_epochs,
+            "loading_s": sum(stats["seconds"].get(stage, 0.0) for stage in ("sample", "gather")) / n_epochs,
         }
-
-
-def mean(args: argparse.Namespace, report: Report, graph: str, path: Path, aggregate_s: float) -> None:
-    """Train every way once a seed; print rows and bytes of an epoch, and accuracy, beside those of a hop more."""
-    report.figure(f"{graph}, x_mean made", aggregate_s, "s")
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for seed in range(1 if args.tiny else args.seeds):
-        for way in WAYS:
-            found[way].append(one(path, way, seed, args))
-            print(f"seed {seed}, {way}: {found[way][-1]}", file=sys.stderr, flush=True)
-    for way, runs in found.items():
-        is_reference = way == HOP_MORE
-        for what, unit in (("rows", "rows"), ("bytes", "B"), ("bytes_read", "B"), ("epoch_s", "s")):
-            report.figure(
-                f"{graph}, {what} of an epoch, {way}",
-                [each[what] for each in runs],
-                unit,
-                reference=None if is_reference else HOP_MORE,
-                references=None if is_reference else [each[what] for each in found[HOP_MORE]],
-            )
-        more = [a["accuracy"] - b["accuracy"] for a, b in zip(runs, found[HOP_MORE], strict=True)]
-        report.figure(
-            f"{graph}, accuracy, {way}",
-            [each["accuracy"] for each in runs],
-            "share of the test nodes",
-            reference=None if is_reference else f"{HOP_MORE}, in points of accuracy",
-            ratio=None if is_reference else 100 * statistics.mean(more),
-        )
