@@ -26,6 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
+from tests.support.programs import run_program
 from tests.support.refusing import refuses
 
 PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
@@ -294,9 +295,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return install(EXAMPLE, tmp_path_factory.mktemp("plugin"))
 
 
+@pytest.mark.usefixtures("_program_server")
 def test_the_example_is_found_by_name(installed: tuple[Path, Path], tmp_path: Path) -> None:
-    script = """
-import sys
+    script = f"import sys; sys.path.insert(0, {str(installed[0])!r})"
+    script += """
 import numpy as np
 from featstore.cache.base import available_policies, get_policy
 from featstore.cache.table import FeatureCache
@@ -312,7 +314,10 @@ for _ in range(50):
 assert cache.stats()["hits"] > 200, cache.stats()
 print(get_policy("lfu").name, sys.modules["featstore_plugin_example"].__file__)
 """
-    name, file = run_python(["-c", script], [installed[0], ROOT], cwd=tmp_path).split()
+    (tmp_path / "script.py").write_text(script)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    name, file = done.stdout.split()
     assert name == "lfu"
     assert Path(file).is_relative_to(installed[0])
 
