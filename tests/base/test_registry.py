@@ -26,7 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
-from tests.support.programs import run_program
+from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.refusing import refuses
 
 PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
@@ -141,9 +141,10 @@ def test_a_name_is_text() -> None:
             refuses(PluginError, message, lambda: get_policy(given))
 
 
-def test_many_threads_look_up_at_once() -> None:
-    script = """
-import threading
+@pytest.mark.usefixtures("_program_server")
+def test_many_threads_look_up_at_once(tmp_path: Path) -> None:
+    script = f"{FORGET_FEATSTORE}import threading"
+    script += """
 from featstore.cache.base import available_policies, get_policy, register_policy, StaticPolicy
 barrier, seen = threading.Barrier(8), []
 def work(i):
@@ -157,7 +158,9 @@ threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
 assert seen == ["Sieve"] * 8, seen
 assert {"mine1", "mine7", "lru"} <= set(available_policies())
 """
-    run_python(["-c", script], [ROOT])
+    (tmp_path / "script.py").write_text(script)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def distribute(folder: Path, name: str, entry_points: str, source: str | None = None) -> None:
@@ -335,8 +338,7 @@ def test_it_was_not_there_before() -> None:
 
 
 def test_hypothesis_is_only_needed_for_testing() -> None:
-    script = "import sys, featstore.testing, featstore.cache.table; assert 'hypothesis' not in sys.modules"
-    run_python(["-c", script], [ROOT])
+    """That importing the package imports none is a test of tests/cli/test_main.py."""
     wrong = [
         path
         for path in (ROOT / "featstore").rglob("*.py")
