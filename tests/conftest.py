@@ -148,6 +148,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[Snapshot]:
         assert not leaked, f"left behind: {'; '.join(leaked)}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_imports() -> None:
+    """Let collections of garbage pass over what the tests before this file's imported, such as torch's compiler."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let torch compute in one thread, so that losses are the same bits each time; undo what ``--seed`` sets."""

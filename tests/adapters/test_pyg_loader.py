@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ import torch
 import featstore
 from featstore.errors import MissingExtraError, OptionError
 from featstore.load import seedlabels
+from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.pyg import Data, GATConv, GCNConv, GraphConv, NodeLoader, SAGEConv, data_of, trim_to_layer, whole_lists
 from tests.support.refusing import refuses
 
@@ -448,17 +447,15 @@ def test_batches_that_are_kept_are_counted_and_their_copies_are_not(small) -> No
                 kept = [keep(batch) for batch in loader]
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_pyg_is_imported_when_it_is_asked_for() -> None:
-    code = "import sys, featstore; featstore.Loader, featstore.MiniBatch; print('torch_geometric' in sys.modules)\n"
-    code += "sys.modules['torch_geometric'] = None\nfrom featstore.errors import MissingExtraError\n"
+@pytest.mark.usefixtures("_program_server")
+def test_pyg_is_imported_when_it_is_asked_for(tmp_path: Path) -> None:
+    """That nothing else of the package imports it is a test of tests/cli/test_main.py."""
+    code = f"{FORGET_FEATSTORE}sys.modules['torch_geometric'] = None\nfrom featstore.errors import MissingExtraError\n"
     code += "try:\n    import featstore.adapters.pyg\nexcept MissingExtraError as error:\n    print(error)"
-    there, _, message = run(code).partition("\n")
-    assert there == "False"
+    (tmp_path / "script.py").write_text(code)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    message = done.stdout
     assert message.startswith("featstore.adapters.pyg needs torch_geometric")
     assert "pip install torch_geometric" in message
     assert issubclass(MissingExtraError, ImportError)

@@ -214,7 +214,7 @@ def check_same(mine: Any, its: Any) -> None:
         assert equal(mine[name], its[name]), name
 
 
-@pytest.mark.shares_resources  # the resource tracker that spawn starts stays
+@pytest.mark.shares_resources  # the resource tracker of multiprocessing stays
 @pytest.mark.parametrize(
     ("workers", "per_worker"),
     [
@@ -222,7 +222,7 @@ def check_same(mine: Any, its: Any) -> None:
         ({}, False),
         ({"num_workers": 2}, None),
         ({"num_workers": 2}, False),
-        ({"num_workers": 1, "multiprocessing_context": "spawn"}, None),
+        ({"num_workers": 1, "multiprocessing_context": "forkserver"}, None),  # which pickles as spawn does
     ],
     ids=str,
 )

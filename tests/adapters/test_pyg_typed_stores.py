@@ -21,6 +21,7 @@ from tests.support.pyg import (
     use_stand_in,
 )
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import CITES, EMPLOYS, WRITES, TypedArrays, academic, reached
 
 from featstore.adapters.pyg import NeighborLoader as OwnLoader  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
@@ -168,9 +169,10 @@ def test_an_adjacency_beyond_the_budget(tmp_path: Any) -> None:
 # -- samples ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [NeighborSampler, LaborSampler])
-@pytest.mark.parametrize("redraw", [False, True])
-@pytest.mark.parametrize("kind", ["paper", "author", "institution"])
+@pytest.mark.parametrize(
+    ("make", "redraw", "kind"),
+    covering([NeighborSampler, LaborSampler], [False, True], ["paper", "author", "institution"], together=2),
+)
 def test_an_output_has_whole_lists(g: Any, graph: TypedArrays, make: Any, redraw: bool, kind: str) -> None:
     seeds = np.random.default_rng(1).permutation(graph.n[kind])[[0, 1, 2, 1, 3, 4, 5, 0, 6, 7, 8, 1]]
     out = ask(Sampler(make(g, [-1, -1], redraw=redraw, edges=True)), kind, seeds)

@@ -115,8 +115,7 @@ def _split(values: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     return np.split(values, np.cumsum(sizes)[:-1], axis=1)
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "repeats"), covering([0, 2], [False, True]))
 def test_the_batches_are_those_of_pyg(case: Any, workers: int, repeats: bool, monkeypatch: Any) -> None:
     """Of three loaders: the library's, PyG's over its stores, and PyG's over data in memory, which is what they must give."""
     use_stand_in(monkeypatch)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.sampled import covering
 
 MISSING = "sys.modules['featstore._core.buffers'] = None"
@@ -16,11 +17,12 @@ OLDER = "sys.modules['featstore._core.buffers'] = types.ModuleType('featstore._c
 USES = ("featstore.open", "__import__('featstore.cli.main').cli.main.main(['info', 'nowhere'])")
 
 
+@pytest.mark.usefixtures("_program_server")
 @pytest.mark.parametrize(("wrong", "use"), covering([(MISSING, "ModuleNotFoundError"), (OLDER, "cannot import name")], USES))
-def test_what_to_do_is_said(wrong: tuple[str, str], use: str) -> None:
+def test_what_to_do_is_said(wrong: tuple[str, str], use: str, tmp_path: Path) -> None:
     what, original = wrong
-    code = f"import sys, types, featstore; {what}; {use}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (tmp_path / "use.py").write_text(f"{FORGET_FEATSTORE}import types, featstore; {what}; {use}")
+    done = run_program("use.py", cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ")

@@ -26,6 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
+from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.refusing import refuses
 
 PARTITIONERS, STRATEGIES = partitioners.PARTITIONERS, strategies.STRATEGIES
@@ -140,9 +141,10 @@ def test_a_name_is_text() -> None:
             refuses(PluginError, message, lambda: get_policy(given))
 
 
-def test_many_threads_look_up_at_once() -> None:
-    script = """
-import threading
+@pytest.mark.usefixtures("_program_server")
+def test_many_threads_look_up_at_once(tmp_path: Path) -> None:
+    script = f"{FORGET_FEATSTORE}import threading"
+    script += """
 from featstore.cache.base import available_policies, get_policy, register_policy, StaticPolicy
 barrier, seen = threading.Barrier(8), []
 def work(i):
@@ -156,7 +158,9 @@ threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
 assert seen == ["Sieve"] * 8, seen
 assert {"mine1", "mine7", "lru"} <= set(available_policies())
 """
-    run_python(["-c", script], [ROOT])
+    (tmp_path / "script.py").write_text(script)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def distribute(folder: Path, name: str, entry_points: str, source: str | None = None) -> None:
@@ -294,9 +298,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return install(EXAMPLE, tmp_path_factory.mktemp("plugin"))
 
 
+@pytest.mark.usefixtures("_program_server")
 def test_the_example_is_found_by_name(installed: tuple[Path, Path], tmp_path: Path) -> None:
-    script = """
-import sys
+    script = f"import sys; sys.path.insert(0, {str(installed[0])!r})"
+    script += """
 import numpy as np
 from featstore.cache.base import available_policies, get_policy
 from featstore.cache.table import FeatureCache
@@ -312,7 +317,10 @@ for _ in range(50):
 assert cache.stats()["hits"] > 200, cache.stats()
 print(get_policy("lfu").name, sys.modules["featstore_plugin_example"].__file__)
 """
-    name, file = run_python(["-c", script], [installed[0], ROOT], cwd=tmp_path).split()
+    (tmp_path / "script.py").write_text(script)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    name, file = done.stdout.split()
     assert name == "lfu"
     assert Path(file).is_relative_to(installed[0])
 
@@ -330,8 +338,7 @@ def test_it_was_not_there_before() -> None:
 
 
 def test_hypothesis_is_only_needed_for_testing() -> None:
-    script = "import sys, featstore.testing, featstore.cache.table; assert 'hypothesis' not in sys.modules"
-    run_python(["-c", script], [ROOT])
+    """That importing the package imports none is a test of tests/cli/test_main.py."""
     wrong = [
         path
         for path in (ROOT / "featstore").rglob("*.py")

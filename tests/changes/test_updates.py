@@ -18,6 +18,7 @@ from featstore.changes.updates import MOST_PATCHES
 from featstore.errors import BudgetError, BusyError, CorruptionError, StaleError
 from featstore.storage.catalog import read_catalog
 from featstore.testing.faults import flipped
+from tests.support.sampled import covering
 
 RNG = np.random.default_rng(11)
 EDGE = ("_", "_", "_")
@@ -49,8 +50,7 @@ def check(store: Any, expected: np.ndarray, rng: np.random.Generator) -> None:
     assert np.array_equal(blocks.numpy(), expected)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("options", [{}, {"backend": "pread", "memory": "16MiB", "verify": "off"}], ids=["default", "pread"])
+@pytest.mark.parametrize(("width", "options"), covering(WIDTHS, [{}, {"backend": "pread", "memory": "16MiB", "verify": "off"}]))
 def test_rows_are_those_of_an_array(width: int, options: dict[str, Any], tmp_path: Path) -> None:
     n = 9000 if width < 600 else 700
     rng = np.random.default_rng(width)

@@ -390,6 +390,7 @@ def test_importing_the_package_imports_what_is_used():
         "import sys, featstore\nassert 'torch' not in sys.modules\nassert {*featstore.__all__} <= {*dir(featstore)}\n"
         "assert 'torch' not in sys.modules\nfor name in featstore.__all__: getattr(featstore, name)\n"
         "featstore.plan.trace\nfrom featstore import *\nLoader, open\n"
+        "import featstore.testing, featstore.cache.table\nassert not {'hypothesis', 'torch_geometric'} & {*sys.modules}\n"
         "try:\n    featstore.nothing\nexcept AttributeError as error:\n    print(error)"
     )
     done = python("-c", code)

@@ -27,6 +27,7 @@ from featstore.errors import BudgetError, CorruptionError, FeatstoreError, Forma
 from featstore.storage.catalog import read_catalog
 from tests.support.making import create
 from tests.support.rowfiles import check_sums, edge, node
+from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -123,9 +124,9 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["float64", "int64"])
-@pytest.mark.parametrize("row", [(6,), (), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("form", "kind", "row"), covering(FORMS, ["float64", "int64"], [(6,), (), (2, 3), (2, 3, 2)], together=2)
+)
 def test_every_form_of_input(tmp_path: Path, form: str, kind: str, row: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(1).integers(-(2**40), 2**40, (29, *row)).astype(kind)
     indptr, indices = random_csc(29, 100)
@@ -135,8 +136,13 @@ def test_every_form_of_input(tmp_path: Path, form: str, kind: str, row: tuple[in
         np.testing.assert_array_equal(node(tmp_path / "g", name), x)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("fortran", "npy fortran", "tensor with grad")])
-@pytest.mark.parametrize("kind", ["int64", "int32", "int16", "uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    covering(
+        [form for form in FORMS if form not in ("fortran", "npy fortran", "tensor with grad")],
+        ["int64", "int32", "int16", "uint8", "uint16", "uint32", "uint64"],
+    ),
+)
 def test_topology_from_every_form_and_integer(tmp_path: Path, form: str, kind: str) -> None:
     if form == "list" and kind != "int64":
         return

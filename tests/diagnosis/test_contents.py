@@ -172,7 +172,7 @@ def kill_doctor(folder: str, path: str, step: int) -> None:
 def test_a_killed_doctor_leaves_nothing(dataset: str, of: str) -> None:
     """Not even the scratch file on which it was measuring, because that has no name."""
     folder = os.path.dirname(dataset)
-    run_in_fork(kill_doctor, folder, *((dataset, 13) if of == "a dataset" else (folder, 2)))
+    run_in_fork(kill_doctor, folder, *((dataset, 23) if of == "a dataset" else (folder, 2)))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from featstore.estimate.misses import MissCurves, Misses
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import choose, estimate_all
 from tests.support.loaders import CANDIDATES
+from tests.support.sampled import covering
 
 SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
 FREE_COPIES = Machine(SKETCH, 1e15)
@@ -142,9 +143,9 @@ def test_gathers_take_what_they_were_measured_to_take(n_loads: int, seconds: flo
     assert random_read_s(400_000, 1, 1 << 22, 512, replace(drive, gather_bandwidth=0.0)) < 0.4 * 2.9  # as it was thought to be
 
 
-@pytest.mark.parametrize("row_bytes", [512, 4096, 8192])
-@pytest.mark.parametrize("gap_pages", [1, 3, 20])
-@pytest.mark.parametrize("density", [0.01, 0.2, 0.6])
+@pytest.mark.parametrize(
+    ("row_bytes", "gap_pages", "density"), covering([512, 4096, 8192], [1, 3, 20], [0.01, 0.2, 0.6], together=2)
+)
 def test_reads_are_those_of_rows_that_are_drawn(row_bytes: int, gap_pages: int, density: float) -> None:
     """Drawn and merged as the reader does it: pages no further apart than the gap are one read, which reads what lies between."""
     n_gathers, n_rows = 3, 2_000_000 * 512 // row_bytes

@@ -324,13 +324,14 @@ def test_ids_in_the_memory_of_out(tmp_path: Path, policy: str | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on one core
-@pytest.mark.shares_resources  # spawning starts the resource tracker of multiprocessing, which stays
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.shares_resources  # the resource tracker of multiprocessing, which stays
+@pytest.mark.usefixtures("_program_server")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # which pickles as spawn does, but need not import torch
 def test_dataloader_workers(dataset: Path, values: torch.Tensor, method: str) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         x = g.features["x"]
         assert same(x[:5], values[:5])  # so that the parent's queue exists
-        n_workers = 2 if method == "fork" else 1  # a fresh interpreter imports torch
+        n_workers = 2 if method == "fork" else 1
         as_dataset = DataLoader(x, batch_size=50, num_workers=n_workers, multiprocessing_context=method)
         assert same(torch.cat(list(as_dataset)), values)
         if method == "fork":

@@ -19,6 +19,7 @@ from featstore.storage.update import Update
 from tests.support.graphs import make_graph
 from tests.support.reference_partitions import lists_of
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.topology.test_part import hops_by_sets
 
 N, K = 600, 3
@@ -397,8 +398,7 @@ def test_packs_and_caches_on_views(g: Any, made: SimpleNamespace, tmp_path: Path
         assert load(view, strategy=featstore.OnDemand(cache="30%", policy=policy)) == whole
 
 
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("kept", "strategy"), covering([False, True], ["ondemand", "superbatch"]))
 def test_lists_read_outside_the_part(
     g: Any, made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kept: bool, strategy: str
 ) -> None:

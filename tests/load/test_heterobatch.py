@@ -369,12 +369,21 @@ MADE: list[tuple[Any, dict[str, Any]]] = [
 SIZED = [*((*each, "auto") for each in MADE[:-1]), *((*each, "2MiB") for each in MADE)]
 
 
+@pytest.fixture(scope="module")
+def many_papers(tmp_path_factory: pytest.TempPathFactory) -> tuple[TypedArrays, Path]:
+    graph, path = academic(papers=20_000).draw("x", 4, paper=128, institution=64), tmp_path_factory.mktemp("many") / "g"
+    graph.create(path).close()
+    return graph, path
+
+
 @pytest.mark.parametrize(("make", "options", "size"), SIZED)
-def test_memory_goes_where_it_is_asked_for(tmp_path: Path, make: Any, options: dict[str, Any], size: str) -> None:
+def test_memory_goes_where_it_is_asked_for(
+    many_papers: tuple[TypedArrays, Path], make: Any, options: dict[str, Any], size: str
+) -> None:
     """Of institutions, which are few and in every batch, a larger share is in memory than of papers; bytes given are kept."""
     strategy = make(cache=size, **options)
-    graph = academic(papers=20_000).draw("x", 4, paper=128, institution=64)
-    with graph.create(tmp_path / "g", memory="10MiB" if size == "auto" else "64MiB") as g:
+    graph, path = many_papers
+    with featstore.open(path, memory="10MiB" if size == "auto" else "64MiB") as g:
         sampler, shares = NeighborSampler(g, [4, 4, 2]), dict[str, float]()
         with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
             for batch in loader:

@@ -13,6 +13,7 @@ import pytest
 
 import featstore
 from featstore import BudgetError, Loader, NeighborSampler, OnDemand, Streamed, Superbatch
+from tests.support.sampled import covering
 from tests.support.typed import academic
 
 pytestmark = [pytest.mark.shares_resources, pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")]
@@ -57,8 +58,7 @@ def digest(batch: Any) -> str:
     return found.hexdigest()
 
 
-@pytest.mark.parametrize("form", ["shared", "mixed"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "form"), covering(STRATEGIES, ["shared", "mixed"]))
 def test_an_epoch_ends_or_raises_at_any_memory(datasets: Callable[[str], tuple[Any, str]], form: str, name: str) -> None:
     path, expected = datasets(form)
     n_ran = n_refused = 0

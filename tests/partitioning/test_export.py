@@ -25,6 +25,7 @@ from tests.graph.test_partadjacency import FORMS, NAME, SAMPLERS, TRAIN, K, N, d
 from tests.support.programs import run_in_fork, run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import random_types
 
 MEMORY = "64MiB"
@@ -100,9 +101,10 @@ CASES = [(sampler, "ondemand") for sampler in ("neighbor", "labor", "layer", "sh
 CASES += [("neighbor", strategy) for strategy in ("superbatch", "ginex", "streamed", "auto")] + [("epoch", "streamed")]
 
 
-@pytest.mark.parametrize(("sampler", "strategy"), CASES)
-def test_batches_are_the_whole_graphs(made: SimpleNamespace, sampler: str, strategy: str) -> None:
+@pytest.mark.parametrize(("case", "made"), covering(CASES, sorted(FORMS)), indirect=["made"])
+def test_batches_are_the_whole_graphs(made: SimpleNamespace, case: tuple[str, str]) -> None:
     """Each rank with its part alone; the state of training goes from one to the other."""
+    sampler, strategy = case
     with featstore.open(made.path, memory=MEMORY, threads=2) as g:
         for rank, path in enumerate(made.parts):
             with rank_loader(g, g.parts()[NAME], rank, sampler, strategy) as loader:

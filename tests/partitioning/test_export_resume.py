@@ -195,7 +195,7 @@ def kill_each(folder: str, form: str, step: int) -> None:
 
 @pytest.mark.usefixtures("_program_server")
 @pytest.mark.parametrize("form", sorted(FORMS))
-@pytest.mark.parametrize("step", [131, pytest.param(3, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [211, pytest.param(3, marks=pytest.mark.stress)])
 def test_killed_in_place_of_another(tmp_path: Path, form: str, step: int) -> None:
     run_in_fork(kill_each, str(tmp_path), form, step, timeout_s=3000)
 

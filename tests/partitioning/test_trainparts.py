@@ -26,6 +26,7 @@ from featstore.topology.listblocks import ListBlock, NodeLists
 from tests.support.graphs import make_graph
 from tests.support.reference_partitions import lists_of, neighborhood, pagraph
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 
 
 class Arrays:
@@ -142,9 +143,9 @@ def test_hops_beyond_the_depth_add_nothing(graph, k, is_acyclic, visits, is_tigh
         assert topology.n_passes <= (len(train) + 1) * (hops + 1) * (k if is_tight else 1)
 
 
-@pytest.mark.parametrize("visits", [50, 1, 0])
-@pytest.mark.parametrize(("n_train", "k", "hops"), [(390, 300, 1), (400, 7, 2), (130, 300, 2), (200, 9, 3)])
-def test_a_larger_graph_is_brute_force(n_train: int, k: int, hops: int, visits: int) -> None:
+@pytest.mark.parametrize(("size", "visits"), covering([(390, 300, 1), (400, 7, 2), (130, 300, 2), (200, 9, 3)], [50, 1, 0]))
+def test_a_larger_graph_is_brute_force(size: tuple[int, int, int], visits: int) -> None:
+    n_train, k, hops = size
     """More parts than a byte numbers; chunks of several nodes between passes; parts left empty."""
     indptr, indices = make_graph(400, 4, 3)
     train = np.sort(np.random.default_rng(1).permutation(400)[:n_train]).tolist()

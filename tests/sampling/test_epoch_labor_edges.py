@@ -86,9 +86,9 @@ def test_small_graphs(
     check_edges(sampler, small.graph, small.batches, small.path, n_bytes=small.memory(sampler))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [0, 4], [1000]])
+@pytest.mark.parametrize(
+    ("kind", "id_bytes", "fanouts"), covering(KINDS, [4, 8], [[10, 5, 3], [70, 3], [2, -1], [0, 4], [1000]], together=2)
+)
 def test_what_does_not_fit_the_memory_is_spilled(
     tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
 ) -> None:

@@ -168,10 +168,9 @@ def test_hundreds_of_types(tmp_path: Path) -> None:
             check_window(sampler, g, batches_of(np.arange(60), 20), tmp_path, n_bytes=tight(g, sampler, 3))
 
 
-@pytest.mark.parametrize("labor", [False, True])
-@pytest.mark.parametrize("edges", [False, True])
-@pytest.mark.parametrize("redraw", [False, True])
-@pytest.mark.parametrize("window", ["auto", 3])
+@pytest.mark.parametrize(
+    ("labor", "edges", "redraw", "window"), covering([False, True], [False, True], [False, True], ["auto", 3], together=2)
+)
 def test_the_sampler_gives_the_batches_of_the_other(
     g: Any, tmp_path: Path, labor: bool, edges: bool, redraw: bool, window: Any
 ) -> None:

@@ -146,8 +146,10 @@ def test_small_graphs_equal_the_oracle_whatever_is_cached(data, g, sizes, keys, 
         check_against_oracle(variant, seeds, sizes, keys, **options)
 
 
-@pytest.mark.parametrize("id_bytes", [4, 8])
-@pytest.mark.parametrize("options", [{}, {"skip": True}, {"replace": True, "op": "mean"}, {"op": "mean", "skip": True}])
+@pytest.mark.parametrize(
+    ("id_bytes", "options"),
+    covering([4, 8], [{}, {"skip": True}, {"replace": True, "op": "mean"}, {"op": "mean", "skip": True}]),
+)
 def test_a_larger_graph_in_pieces_equals_the_oracle(id_bytes, options, monkeypatch) -> None:
     """Scratch grows in the middle of a layer; pieces and turns end within lists."""
     g = random_graph(6_000, 8, id_bytes=id_bytes)

@@ -33,7 +33,7 @@ def on_chunks() -> Iterator[None]:
         yield
 
 
-# Of the core alone, or of lists that lie in a whole cache, which others make of chunks.
+# Of the core alone, or of lists that lie in a whole cache, which others make of chunks; or they make chunks themselves.
 OF_NEITHER = {
     "test_a_loader_samples_from_the_graphs_neighbor_cache",
     "test_a_repeated_edge_is_taken_twice_or_not_at_all",
@@ -51,6 +51,7 @@ OF_NEITHER = {
     "test_the_core_refuses_arrays_that_are_too_short",
     "test_the_mean_fanout_is_kept_and_nodes_are_shared",
     "test_the_table_outlives_its_numbers",
+    "test_what_lists_of_some_nodes_hold_is_counted",
 }
 
 for module in (test_sampler, test_labor, test_neighbor_cache):

@@ -264,9 +264,9 @@ SHARING = pytest.mark.parametrize(
 
 
 @SHARING
-@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_failing_disk_leaves_nothing(dataset, pack, tmp_path, policy, disk, step) -> None:
-    """Every rename fails once, and every fourth flush and 61st write, or every one."""
+    """Every rename fails once, and every sixth flush and 101st write, or every one."""
     (copied(pack, tmp_path) / "writer.lock").touch()
     run_in_fork(_failing, str(tmp_path), str(dataset), policy, disk, step)
 

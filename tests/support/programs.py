@@ -23,10 +23,23 @@ from typing import Any
 
 from featstore.testing import faults
 
-__all__ = ["OF_LIGHTNING", "OF_PYG", "require_asking", "run_beside", "run_in_fork", "run_program", "run_ranks", "start_server"]
+__all__ = [
+    "FORGET_FEATSTORE",
+    "OF_LIGHTNING",
+    "OF_PYG",
+    "require_asking",
+    "run_beside",
+    "run_in_fork",
+    "run_program",
+    "run_ranks",
+    "start_server",
+]
 
 OF_PYG = ["`torch.jit.script` is deprecated"]  # what PyG warns of when it is imported
 OF_LIGHTNING = [r"`isinstance\(treespec", "Your `IterableDataset` has `__len__` defined"]  # and Lightning when it is used
+
+# A line of a program after which the library is imported anew, as by another interpreter; torch is there.
+FORGET_FEATSTORE = "import sys; [sys.modules.pop(each) for each in [*sys.modules] if each.split('.')[0] == 'featstore']; "
 
 _FORKS = multiprocessing.get_context("forkserver")
 _LIBRARY = contextlib.ExitStack()  # the fault library's file, which is there as long as the server

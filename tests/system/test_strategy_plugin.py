@@ -10,6 +10,7 @@ import pytest
 import featstore
 from tests.base.test_registry import ROOT, install, run_python
 from tests.support.graphs import skewed_dataset
+from tests.support.programs import run_program
 
 EXAMPLE = ROOT / "examples" / "strategy-plugin"
 
@@ -27,13 +28,18 @@ def test_the_example_keeps_the_contract(installed: tuple[Path, Path]) -> None:
     assert " passed" in run_python(arguments, [target, ROOT], cwd=source)
 
 
+@pytest.mark.usefixtures("_program_server")
 def test_the_command_line_trains_with_it(installed: tuple[Path, Path], tmp_path: Path) -> None:
     """With an option of its own, which the command line lists once the strategy is named."""
     line = ["train", str(skewed_dataset(tmp_path / "g", 300, 5)), "--strategy", "shared_rows"]
     line += ["--length", "3", "--cache", "10%", "--epochs", "1", "--batch-size", "20", "--fanouts", "3,3", "--hidden", "4"]
-    script = f"from featstore.cli.main import main; assert main({[*line, '--memory', '64MB', '--json']}) == 0; print()"
+    script = f"import sys; sys.path.insert(0, {str(installed[0])!r}); from featstore.cli.main import main"
+    script += f"; assert main({[*line, '--memory', '64MB', '--json']}) == 0; print()"
     script += "; main(['train', '--strategy', 'shared_rows', '--help'])"
-    found, _, listed = run_python(["-c", script], [installed[0], ROOT], cwd=tmp_path).partition("\n\n")
+    (tmp_path / "script.py").write_text(script)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found, _, listed = done.stdout.partition("\n\n")
     assert len(json.loads(found)["losses"]) == 5
     assert "packed, shared_rows)" in " ".join(listed.split())
 
