@@ -107,11 +107,10 @@ class Archive:
         if info is None or info.file_size > _SMALL_BYTES:
             raise FormatError(f"{self.path}: {name!r} should be a small array, and is missing or larger", self.path)
         with self._open() as opened, naming_damage(self.path, name), opened.open(info) as file:
-            try:
-                found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-            except (ValueError, OverflowError, MemoryError) as error:
-                raise FormatError(f"{self.path}: {name}: {error}", self.path) from None
-        return found
+            data = file.read()
+        where = f"{self.path}: {name}"
+        dtype, shape, fortran, start = npy_header(lambda n, offset: data[offset : offset + n], len(data), where)
+        return np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
 
 
 class naming_damage:
