@@ -6,8 +6,10 @@ Each subject is made twice, from other values; the files of the second are the o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
+import mmap
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.storage.checkpoint import read_checkpoint, write_checkpoint
 from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.format import sums_seed
-from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.pagestream import least_window
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
@@ -324,10 +326,33 @@ def check_run(path: Path) -> None:
             file.close()
 
 
+# --- the control ----------------------------------------------------------------------------------------------------------------
+
+
+def make_mapped(path: Path, seed: int) -> None:
+    path.mkdir()
+    (path / "rows").write_bytes(np.random.default_rng(seed).bytes(3 * PAGE_BYTES))
+
+
+def read_mapped(path: Path, verify: str) -> Pieces:
+    """Map a file that has no checksum, and read it: what is cut off kills the process, and what is changed goes unseen."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype, libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
+    )
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    with open(path / "rows", "rb") as file:
+        at = libc.mmap(None, 3 * PAGE_BYTES, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+    yield np.frombuffer(ctypes.string_at(at, 3 * PAGE_BYTES), np.uint8)
+    libc.munmap(at, 3 * PAGE_BYTES)
+
+
 SUBJECTS = {
     "dataset": Subject(make_dataset, read_dataset, check_dataset),
     "typed": Subject(make_typed, read_typed, check_dataset),
     "pack": Subject(make_one_pack, read_pack, verify_pack),
     # Whoever wrote these files has them open; of a checkpoint, its reader compares the id.
     "run": Subject(make_run, read_run, check_run, frozenset({"samples", "plan", "trace", "progress"})),
+    "mapped": Subject(make_mapped, read_mapped, lambda path: None),
 }

@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -79,7 +80,7 @@ class Archive:
         with io.BufferedReader(raw) as file:
             try:
                 opened = zipfile.ZipFile(file)
-            except zipfile.BadZipFile as error:
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
                 if raw.failed is not None:
                     raise raw.failed from None
                 raise FormatError(f"{self.path}: not a .npz archive, or cut short ({error})", self.path) from None
