@@ -10,6 +10,7 @@ VENV       ?= .venv
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS  ?=
+FUZZ_SECONDS ?= 600
 # Where PyPI's torch would bring a CUDA build, point pip at the CPU one: make PIP_ARGS='--extra-index-url URL' install
 PIP_ARGS   ?=
 
@@ -32,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test docs stress demo bench asan tsan clean
+.PHONY: help install lint format test docs stress fuzz demo bench asan tsan clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +79,21 @@ docs: $(VENV)/.built ## build the documentation site into build/site; a warning 
 stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races, mutations; and the demo
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 	$(PY) examples/demo.py
+
+# Needs atheris, and clang for the kernels. What fails is left as build/fuzz/crash-…
+KERNELS := src_cython/featstore/_core/kernels
+FUZZ_C := tests/campaigns/fuzz_kernels.c $(patsubst %,$(KERNELS)/%.c,draws nearby neighbors pairs vectors weighted xxh3)
+FUZZ_TARGETS ?= $(shell ls tests/campaigns/corpus)
+FUZZ_CFLAGS := -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
+
+fuzz: $(VENV)/.built ## coverage-guided fuzzing of each parser and of the kernels, FUZZ_SECONDS each
+	$(PY) -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[fuzz]'
+	@mkdir -p build/fuzz/kernels
+	clang $(FUZZ_CFLAGS) -I$(KERNELS) -o build/fuzz/fuzz_kernels $(FUZZ_C) -lm
+	build/fuzz/fuzz_kernels -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/fuzz/crash-kernels- \
+		build/fuzz/kernels tests/campaigns/corpus/kernels
+	for name in $(filter-out kernels,$(FUZZ_TARGETS)); do \
+		$(PY) -W ignore -m tests.campaigns.fuzz $$name -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 demo: $(VENV)/.built ## train within a quarter of a graph's size, beside a memory map; ends with one picture
 	@$(PY) examples/demo.py $(DEMO_ARGS)

@@ -82,15 +82,16 @@ def parse_size(size: int | str, name: str = "") -> int:
     if not isinstance(size, str):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
             raise TypeError(f"{name or 'a size'} is an int or a string like '4GiB', not {type(size).__name__}")
-        n_bytes = operator.index(size)
-        if n_bytes < 0:
-            raise ValueError(f"{name or 'a size'} cannot be negative: {n_bytes}")
-        return n_bytes
+        number = operator.index(size)
+        if number < 0:
+            raise ValueError(f"{name or 'a size'} cannot be negative: {number}")
+        return number
     match = _SIZE.fullmatch(size)
-    if match is None or match[2].upper() not in _UNITS:
+    n_bytes = float(match[1]) * _UNITS.get(match[2].upper(), math.nan) if match is not None else math.nan
+    if not math.isfinite(n_bytes):
         of = f"{name}: " if name else ""
-        raise ValueError(f"{of}not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+        raise ValueError(f"{of}not a size: {size!r:.80}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
+    return int(n_bytes)
 
 
 def parse_memory(size: int | str, n_processes: int = 1) -> int:

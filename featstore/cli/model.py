@@ -75,9 +75,12 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Model, Sizes]:
         record = json.loads(file[0].tobytes())
         weights = {name: torch.from_numpy(file[i + 1].copy()) for i, name in enumerate(record["weights"])}
         sizes = _sizes(record["sizes"])
-        model = sizes.make()
+        if sizes.n_layers > len(weights):
+            raise ValueError(f"{sizes.n_layers} layers of {len(weights)} weights")
+        with torch.device("meta"):  # nothing is allocated for sizes that the weights do not have
+            model = sizes.make()
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        model.load_state_dict({name: tensor.reshape(shapes[name]) for name, tensor in weights.items()})
+        model.load_state_dict({name: tensor.reshape(shapes[name]) for name, tensor in weights.items()}, assign=True)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise FormatError(f"{os.fspath(path)}: not a model of featstore train: {error}", os.fspath(path)) from error
     finally:

@@ -284,7 +284,9 @@ def npy_header(read: Callable[[int, int], bytes], n_bytes: int, path: str) -> tu
         header = ast.literal_eval(text.decode("utf-8" if head[6] == 3 else "latin1").strip())
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         plain = isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)
-        sizes_ok = plain and all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
+        sizes_ok = plain and len(shape) <= 32 and all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
+        # Of no array, not even of an empty one, may the other sizes be more than an address holds.
+        sizes_ok = sizes_ok and math.prod(max(1, size) for size in shape) < 1 << 62
         dtype = np.dtype(descr) if sizes_ok else None
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         dtype = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ def _unpacked(value: Any, file: SectionFile) -> Any:
         return {key: _unpacked(each, file) for key, each in value["map"]}
     found, dtype = torch.from_numpy(file[value["tensor"]].copy()), getattr(torch, value["dtype"])
     if not len(found):  # of which torch makes no view in a wider dtype
+        if math.prod(value["shape"]):
+            raise ValueError(f"a tensor of shape {value['shape']} without values")
         return torch.empty(value["shape"], dtype=dtype, device="cpu")
     return found.view(dtype).reshape(value["shape"])
 

@@ -24,7 +24,7 @@ from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.gather.plan import Tier
 from featstore.gather.sources import ExtentSource
 from featstore.pack.packing import open_extents
-from featstore.pack.record import OfflineSamples, RowNeeds, read_record
+from featstore.pack.record import OfflineSamples, RowNeeds, is_file_name, read_record
 from featstore.pack.tables import TierTables
 from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import DTYPES, MAX_ROW_BYTES, sums_seed
@@ -181,7 +181,10 @@ def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
 
 
 def _read(pack: OfflineSamples, name: str) -> dict[str, Any]:
-    path = os.path.join(pack.file(name), "layout")
+    folder = pack.file(name)
+    if os.path.islink(folder):
+        raise FormatError(f"{folder}: a symbolic link within a pack", folder)
+    path = os.path.join(folder, "layout")
     record = read_record(path, "layout")
     rows = rows_of_record(pack, record, path)
     if _options(record, rows).name != name:
@@ -361,7 +364,7 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
 def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
     """Read the description of a file of extents from a layout's record; FormatError, which names ``where``, if it is none."""
     name, file_id = record["name"], record["id"]
-    if os.path.basename(name) != name or not FILE_ID.fullmatch(file_id):
+    if not is_file_name(name) or not FILE_ID.fullmatch(file_id):
         raise FormatError(f"{where}: {name!r} with the id {file_id!r} is no file of extents", where)
     found = FileRecord(name, KIND, file_id, 1, record["pages"], "uint8", PAGES, record["bytes"], record["sums_bytes"])
     try:

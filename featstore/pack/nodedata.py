@@ -21,7 +21,7 @@ import torch
 
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
-from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, write_record
+from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, fits, is_file_name, write_record
 from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -65,7 +65,7 @@ def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
         raise FormatError(f"{path}: the record has no {NODE_DATA!r}", path)
     for name, entry in found.items():
         strings = isinstance(entry, dict) and sorted(entry) == ["file", "id"] and all(isinstance(v, str) for v in entry.values())
-        if not strings or not entry["file"].startswith(NODE_DATA_PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
+        if not strings or not entry["file"].startswith(NODE_DATA_PREFIX) or not is_file_name(entry["file"]):
             raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is not a file of node data", path)
     return found
 

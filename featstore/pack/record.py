@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
@@ -43,6 +44,7 @@ __all__ = [
     "OfflineSamples",
     "RowNeeds",
     "fits",
+    "is_file_name",
     "read_record",
     "write_record",
 ]
@@ -80,6 +82,11 @@ def fits(value: Any, spec: Any) -> bool:
     if spec is int:
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
     return isinstance(value, spec) if isinstance(spec, type) else bool(value == spec)
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether a record may name a file so: letters, digits and a few signs, which lead nowhere else."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) is not None
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskQuota | None = None) -> None:

@@ -41,13 +41,30 @@ def small(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any
 
 TAIL = struct.Struct("<8sII32s16sQQQ")  # docs/format.md
 WIDTHS = {code: width for name, (code, width) in DTYPES.items() if name != "bfloat16"} | {64: 8}
-ENTRIES = st.tuples(UNSIGNED, UNSIGNED, st.sampled_from(sorted(WIDTHS)) | UNSIGNED)  # offset, items, dtype
+CODES = st.sampled_from(sorted(WIDTHS))
+ENTRIES = st.tuples(UNSIGNED, UNSIGNED, CODES | UNSIGNED)  # offset, items, dtype
 
 
-@given(entries=st.lists(ENTRIES, min_size=1, max_size=3), filled=st.integers(0, 200))
+@st.composite
+def indices(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], int]:
+    """Entries of an index, and the bytes before it: arrays that follow one another, those with one entry changed, and any."""
+    if draw(st.booleans()):
+        return draw(st.lists(ENTRIES, max_size=3)), draw(st.integers(0, 200))
+    entries, end = [], 0
+    for items, code in draw(st.lists(st.tuples(st.integers(0, 9), CODES), max_size=4)):
+        entries.append((end, items, code))
+        end += items * WIDTHS[code]
+    if entries and draw(st.booleans()):
+        changed = draw(st.integers(0, len(entries) - 1))
+        entries[changed] = draw(st.sampled_from(entries) | ENTRIES)
+    return entries, end + draw(st.sampled_from((0, 0, 0, 1)))
+
+
+@given(drawn=indices())
 def test_any_index_under_right_checksums(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[int, int, int]], filled: int
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[tuple[int, int, int]], int]
 ) -> None:
+    entries, filled = drawn
     path, file_id = tmp_path_factory.mktemp("index") / "file", bytes(range(16))
     seed, data, index = file_seed("test", file_id, 0), bytes(range(filled)), b""
     for number, (offset, items, code) in enumerate(entries):
@@ -56,12 +73,17 @@ def test_any_index_under_right_checksums(
     index_sum = xxhash.xxh3_64_intdigest(index, (seed + 2**64 - 1) % 2**64)
     tail = TAIL.pack(b"FSSECT\0\0", 1, 0x01020304, b"test", file_id, len(entries), filled, index_sum)
     path.write_bytes(data + index + tail + struct.pack("<Q", xxhash.xxh3_64_intdigest(tail)))
-    is_good = all(code in WIDTHS and offset + items * WIDTHS[code] <= filled for offset, items, code in entries)
+    end, is_good = 0, True
+    for offset, items, code in entries:
+        is_good = is_good and offset == end and code in WIDTHS
+        end = offset + items * WIDTHS.get(code, 0)
+    is_good = is_good and end == filled
     if not is_good:
         with pytest.raises(CorruptionError, match="cannot be where the index says"):
             SectionFile(path, "test")
         return
     file = SectionFile(path, "test")
+    file.verify()
     for number, (offset, items, code) in enumerate(entries):
         assert file.read(number, small).tobytes() == data[offset : offset + items * WIDTHS[code]]
     file.close()

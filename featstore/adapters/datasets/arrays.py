@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -79,7 +80,7 @@ class Archive:
         with io.BufferedReader(raw) as file:
             try:
                 opened = zipfile.ZipFile(file)
-            except zipfile.BadZipFile as error:
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
                 if raw.failed is not None:
                     raise raw.failed from None
                 raise FormatError(f"{self.path}: not a .npz archive, or cut short ({error})", self.path) from None
@@ -107,11 +108,10 @@ class Archive:
         if info is None or info.file_size > _SMALL_BYTES:
             raise FormatError(f"{self.path}: {name!r} should be a small array, and is missing or larger", self.path)
         with self._open() as opened, naming_damage(self.path, name), opened.open(info) as file:
-            try:
-                found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-            except (ValueError, OverflowError, MemoryError) as error:
-                raise FormatError(f"{self.path}: {name}: {error}", self.path) from None
-        return found
+            data = file.read()
+        where = f"{self.path}: {name}"
+        dtype, shape, fortran, start = npy_header(lambda n, offset: data[offset : offset + n], len(data), where)
+        return np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
 
 
 class naming_damage:

@@ -11,6 +11,7 @@ import csv
 import errno
 import gzip
 import importlib
+import io
 import os
 import re
 import zlib
@@ -35,6 +36,7 @@ _ROW: Final = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): ")
 _ADVICE: Final = "; the values before it are whole numbers: give feature_dtype or label_dtype (--feature-dtype float32)"
 _MOST_RECORDS: Final = 10_000
+_MOST_RECORD_BYTES: Final = 1 << 22
 _MOST_INTS: Final = 1 << 28
 
 
@@ -137,16 +139,15 @@ def read_records(path: str | os.PathLike[str]) -> list[list[str]]:
     fd, n_bytes = open_regular(where)
     close_quietly(fd)
     try:
-        with (
-            gzip.open(where, "rt", encoding="utf-8-sig", newline="")
-            if where.endswith(".gz")
-            else open(where, encoding="utf-8-sig", newline="") as file
-        ):
-            found = []
-            for line in csv.reader(file, strict=True):
-                found.append(line)
-                if len(found) > _MOST_RECORDS:
-                    raise FormatError(f"{where}: more than {_MOST_RECORDS} lines, which is no list of types", where)
+        with gzip.open(where, "rb") if where.endswith(".gz") else open(where, "rb") as file:
+            data = file.read(_MOST_RECORD_BYTES + 1)  # a line has no end that could be trusted
+        if len(data) > _MOST_RECORD_BYTES:
+            raise FormatError(f"{where}: more than {_MOST_RECORD_BYTES} bytes, which is no list of types", where)
+        found = []
+        for line in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True):
+            found.append(line)
+            if len(found) > _MOST_RECORDS:
+                raise FormatError(f"{where}: more than {_MOST_RECORDS} lines, which is no list of types", where)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise CorruptionError(f"not a whole gzip file: {error}", where) from None
     except (csv.Error, UnicodeDecodeError) as error:

@@ -111,7 +111,8 @@ class _Metadata:
             raise self.error(f"more than {_MOST_BYTES} bytes")
         try:
             read = yaml.safe_load(text_bytes)
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
+            # PyYAML raises any of these where a value is not of the kind that its tag says, such as "!!int" alone.
             raise self.error(f"not YAML: {' '.join(str(error).split())}") from None
         self._refuse_repeats(read)
         self._all = self._mapping(read, "the file")
@@ -194,8 +195,8 @@ class _Metadata:
 
     def _file(self, entry: Mapping[str, Any], what: str) -> str:
         path, form = entry.get("path"), entry.get("format")
-        if not isinstance(path, str) or "\0" in path:
-            raise self.error(f"{what}: path must be a file, not {path!r}")
+        if not isinstance(path, str) or "\0" in path or any("\ud800" <= each <= "\udfff" for each in path):
+            raise self.error(f"{what}: path must be a file, not {path!r:.200}")
         where = os.path.join(self.folder, path)
         if form == "torch":
             code = (

@@ -47,7 +47,7 @@ FS_INLINE void fs_draw_lanes(const uint64_t *key_of, const uint32_t *degree_of, 
     for (int j = 0; j < k; j++) {
         const fs_u32s last = degree - (replace ? 1 : (uint32_t)(k - j));
         const fs_u64s n = __builtin_convertvector(last, fs_u64s) + 1;
-        fs_u64s z = key + FS_GOLDEN * (uint64_t)(j + 1); /* fs_mix() */
+        fs_u64s z = key + (uint64_t)(FS_GOLDEN * (uint64_t)(j + 1)); /* fs_mix() */
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
         z = z ^ (z >> 31);

@@ -260,12 +260,12 @@ FS_INLINE void fs_draw_repeatedly(const fs_weighted *hop, const fs_column *colum
     for (int64_t t = 0; t < hop->fanout; t += LANES) {
         int64_t more[LANES];
         double more_shares[LANES];
-        const int64_t *numbers = trials->numbers + t;
-        const double *shares = trials->shares + t;
-        if (t >= trials->n_ahead) {
+        const int64_t *numbers = more;
+        const double *shares = more_shares;
+        if (t < trials->n_ahead)
+            numbers = trials->numbers + t, shares = trials->shares + t;
+        else
             fs_try_lanes(trials->key, t, (uint64_t)degree, more, more_shares);
-            numbers = more, shares = more_shares;
-        }
         for (int64_t j = 0; j < LANES && t + j < hop->fanout; j++)
             out[t + j] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
     }
@@ -408,8 +408,8 @@ int64_t fs_first_bad_weight(const double *weights, int64_t n, int64_t *zeros)
 void fs_place_weights(const double *weights, int64_t first, int64_t n, const void *ids, int wide, int64_t n_ids, double *out)
 {
     for (int64_t i = 0; i < n_ids; i++) {
-        const int64_t at = fs_record(ids, wide, i) - first;
-        if (at >= 0 && at < n)
+        const uint64_t at = (uint64_t)fs_record(ids, wide, i) - (uint64_t)first; /* of any number that a file may hold */
+        if (at < (uint64_t)n)
             out[i] = weights[at];
     }
 }
