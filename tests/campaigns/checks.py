@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from featstore.creation import steps
-from featstore.errors import FeatstoreError
+from featstore.errors import CommittedError, FeatstoreError
 from tests.campaigns.operations import SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
 
 __all__ = ["BadStateError", "Prepared", "numbered", "prepared", "report"]
@@ -73,6 +74,7 @@ class Prepared:
         warnings.filterwarnings("ignore", "making .* from the start: files are missing")
         self.n_states = 0
         self._known: dict[bytes, bool] = {}
+        self._failed: dict[tuple[bytes, str], bool] = {}
         template.mkdir()
         self.scenario.before(template)
         self.old = state(template)
@@ -110,6 +112,50 @@ class Prepared:
             raise BadStateError(f"{self.name}: {where}: what was acknowledged is lost")
         return self._known[found]
 
+    def is_new_after(self, error: BaseException | None, where: str, *, may_leave: bool = False) -> bool:
+        """Check what is there after a call that failed with ``error``, or did not: the old state, or the new one; nothing else.
+
+        ``may_leave``: a file could not be removed; the next call removes it. Raises :class:`BadStateError`.
+        """
+        how = "nothing" if error is None else type(error).__name__ + ("-full" if is_full(error) else "") + str(may_leave)
+        found = digest(self.root), how
+        if found not in self._failed:
+            self.n_states += 1
+            try:
+                self._failed[found] = self._check_after(error, where, may_leave)
+            except (FeatstoreError, OSError) as bad:
+                raise BadStateError(f"{self.name}: {where}: {bad!r}") from bad
+        return self._failed[found]
+
+    def _check_after(self, error: BaseException | None, where: str, may_leave: bool) -> bool:
+        where = f"{self.name}: {where}: {error!r}"
+        found, scenario = state(self.root), self.scenario
+        if error is None or (isinstance(error, CommittedError) and scenario.commits):
+            expected = [self.new]
+        else:
+            expected = [self.old, self.new] if scenario.goes_on else [self.old]
+        if isinstance(error, CommittedError) and scenario.goes_on:
+            expected.append(before_labels(self.name, self.new))
+        if found not in expected:
+            raise BadStateError(f"{where}: {_other(found, expected[0])}")
+        left = leftovers(self.root, self.template)
+        if scenario.resumes and is_full(error):  # what was finished stays, for the next call
+            left = {each for each in left if ".tmp-" not in each and not each.startswith("making.")}
+        if left and not may_leave:
+            raise BadStateError(f"{where}: {left} is left")
+        if scenario.commits and found == self.old:
+            scenario.call(self.root)
+            if state(self.root) != self.new:
+                raise BadStateError(f"{where}: the next call makes something else: {_other(state(self.root), self.new)}")
+            left = leftovers(self.root, self.root)
+            if left and scenario.resumes and not may_leave:
+                raise BadStateError(f"{where}: after the next call {left} is left")
+        sweep_as_a_writer(self.root)  # which removes what could not be removed
+        left = {each for each in leftovers(self.root, self.root) if ".tmp-" not in each}
+        if left and scenario.commits:
+            raise BadStateError(f"{where}: {left} is left")
+        return found == self.new
+
     def _check(self, where: str) -> bool:
         found = state(self.root)
         if found not in (self.old, self.new, before_labels(self.name, self.new)):
@@ -143,6 +189,10 @@ def _other(found: Any, expected: Any) -> str:
     if len(found) != len(expected):
         return f"{found!r} is not {expected!r}"
     return next((_other(a, b) for a, b in zip(found, expected, strict=True) if a != b), "the same")
+
+
+def is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 def before_labels(name: str, new: Any) -> Any:

@@ -1,9 +1,9 @@
 """A model of what a power cut may leave: files and directories in memory, changed by recorded calls, not all of them durable.
 
 The model promises no more than POSIX does. Bytes of a file are durable once the file is flushed, and names in a directory once
-the directory is. Until then each block of 4 KiB, each change of a size and each change of a name may be lost or not, independently
-of all others: a drive writes in any order. Two things are not torn: a rename, with both of its names, and changes of one name,
-which happen in their order.
+the directory is. Until then each block of 4 KiB, each change of a size and each change of a name may be lost or not, and none
+depends on another: a drive writes in any order. Two things are not torn: a rename, with both of its names, and changes of one
+name, which happen in their order.
 """
 
 from __future__ import annotations
