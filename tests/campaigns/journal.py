@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from featstore.testing.faults import Record
+from tests.campaigns.operations import own_stripes
 
 __all__ = ["CHOICES", "Journal"]
 
@@ -111,9 +112,12 @@ class Journal:
 
     def _place(self, path: str) -> tuple[Directory, str]:
         *folders, name = os.path.relpath(path, self.root).split("/")
-        directory = self._top
-        for each in folders:
-            directory = directory.now[each]  # type: ignore[union-attr]
+        directory: Node = self._top
+        for number, each in enumerate(folders):
+            assert isinstance(directory, Directory)
+            directory = directory.now[each]
+            if isinstance(directory, Link):
+                return self._place("/".join([directory.target, *folders[number + 1 :], name]))
         assert isinstance(directory, Directory)
         return directory, name
 
@@ -221,3 +225,4 @@ class Journal:
                 (root / name).symlink_to(what)
             else:
                 (root / name).write_bytes(what)
+        own_stripes(root)

@@ -445,8 +445,15 @@ SCENARIOS = {
 def fresh(template: Path, root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(template, root, symlinks=True)
-    for link in root.glob("g/featstore-stripe-*"):  # as if the stripe had been made with this very link
+    for link in root.glob("g/featstore-stripe-*"):
         link.unlink()
         link.symlink_to(root / "drive" / link.name)
-        (mark,) = (root / "drive" / link.name).glob("owner-*")
-        mark.rename(mark.with_name(mark_of(os.fspath(link))))
+    own_stripes(root)
+
+
+def own_stripes(root: Path) -> None:
+    """Mark each stripe as if it had been made with the very link that leads to it."""
+    for link in root.glob("*/featstore-stripe-*"):
+        if link.is_symlink():
+            for mark in (root / "drive" / link.name).glob("owner-*"):
+                mark.rename(mark.with_name(mark_of(os.fspath(link))))
