@@ -3,7 +3,8 @@
  * Loaded with LD_PRELOAD it stands before the C library's file calls and, until armed, passes them on. One rule is armed at a
  * time (featstore.testing.faults does it through ctypes): operations, directory, the call to fail, how. Counts are exact across
  * threads. Calls through which only anonymous memory is asked for (malloc and its kin, mmap) count from MIN_ALLOC bytes up: those
- * are the buffers and tables of a library, not the interpreter's small objects.
+ * are the buffers and tables of a library, not the interpreter's small objects. Those that the compiled core itself asks for are
+ * another operation, of any size.
  *
  * It can also record what changes files below the directory, in order, and each flush: what a power cut may undo
  * (featstore.testing.faults.recorded).
@@ -12,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -30,8 +32,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MIN_ALLOC 32768
 
-enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, READ_DIRECT, N_OPS };
-enum { PASS = 0, SHORT = -1, KILL = -2, END = -3 }; /* what fire() says; above 0: the errno to fail with */
+enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, READ_DIRECT, CORE_ALLOC, N_OPS };
+enum { PASS = 0, SHORT = -1, KILL = -2, END = -3, INTERRUPT = -4 }; /* what fire() says; above 0: the errno to fail with */
 
 static char directory[PATH_MAX];
 static size_t directory_len;
@@ -45,6 +47,30 @@ __attribute__((constructor)) static void start(void) {
     count = (void *)syscall(SYS_mmap, NULL, 4096L, (long)(PROT_READ | PROT_WRITE), (long)(MAP_SHARED | MAP_ANONYMOUS), -1L, 0L);
 }
 
+/* Code of the compiled core: a malloc that returns there was asked for by it. */
+#define MAX_CORE 256
+static struct { uintptr_t begin, end; } core[MAX_CORE];
+static int n_core;
+
+static int add_core(struct dl_phdr_info *object, size_t size, void *unused) {
+    (void)size, (void)unused;
+    if (strstr(object->dlpi_name, "/featstore/_core/") == NULL) return 0;
+    for (int i = 0; i < object->dlpi_phnum && n_core < MAX_CORE; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        if (part->p_type != PT_LOAD || !(part->p_flags & PF_X)) continue;
+        core[n_core].begin = object->dlpi_addr + part->p_vaddr;
+        core[n_core].end = core[n_core].begin + part->p_memsz;
+        n_core++;
+    }
+    return 0;
+}
+
+static int is_core(const void *code) {
+    for (int i = 0; i < n_core; i++)
+        if ((uintptr_t)code >= core[i].begin && (uintptr_t)code < core[i].end) return 1;
+    return 0;
+}
+
 EXPORT int featstore_fault_arm(const char *path, unsigned ops, long k, long times, int what) {
     size_t n = strlen(path);
     if (n == 0 || n >= sizeof directory || k < 1 || times < 1) return -1;
@@ -56,6 +82,10 @@ EXPORT int featstore_fault_arm(const char *path, unsigned ops, long k, long time
     action = what;
     atomic_store(&count->calls, 0);
     atomic_store(&count->fired, 0);
+    if (ops >> CORE_ALLOC & 1) {
+        n_core = 0;
+        dl_iterate_phdr(add_core, NULL);
+    }
     atomic_store(&armed_ops, ops);
     return 0;
 }
@@ -76,6 +106,10 @@ static int fire(void) {
     if (call < fail_at || call - fail_at >= fail_times) return PASS;
     atomic_fetch_add(&count->fired, 1);
     if (action == KILL) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+    if (action == INTERRUPT) {
+        syscall(SYS_kill, syscall(SYS_getpid), SIGINT);
+        return PASS;
+    }
     return action;
 }
 
@@ -102,7 +136,10 @@ static int fire_path(int op, int at, const char *name) {
     return below(path) ? fire() : PASS;
 }
 
-static int fire_alloc(size_t size) { return size >= MIN_ALLOC && is_armed(ALLOC) ? fire() : PASS; }
+static int fire_alloc(size_t size, const void *caller) {
+    if (size >= MIN_ALLOC && is_armed(ALLOC)) return fire();
+    return is_armed(CORE_ALLOC) && is_core(caller) ? fire() : PASS;
+}
 
 #define FAIL_IF(what, result)              \
     do {                                   \
@@ -427,8 +464,10 @@ EXPORT int fallocate64(int fd, int mode, off64_t offset, off64_t size) { return 
 
 /* -- memory -- */
 
+#define CALLER __builtin_return_address(0)
+
 EXPORT void *mmap(void *address, size_t size, int protection, int flags, int fd, off64_t offset) {
-    FAIL_IF(flags & MAP_ANONYMOUS ? fire_alloc(size) : fire_fd(MMAP, fd), MAP_FAILED);
+    FAIL_IF(flags & MAP_ANONYMOUS ? fire_alloc(size, CALLER) : fire_fd(MMAP, fd), MAP_FAILED);
     if (!(flags & MAP_ANONYMOUS) && flags & MAP_SHARED && protection & PROT_WRITE && is_recorded()) {
         int entered = enter();
         record_fd_of(MAPPED, fd); /* what is written through it is not seen */
@@ -447,24 +486,27 @@ extern void *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
 EXPORT void *malloc(size_t size) {
-    FAIL_IF(fire_alloc(size), NULL);
+    FAIL_IF(fire_alloc(size, CALLER), NULL);
     return __libc_malloc(size);
 }
 EXPORT void *calloc(size_t n, size_t size) {
-    FAIL_IF(fire_alloc(n * size), NULL);
+    FAIL_IF(fire_alloc(n * size, CALLER), NULL);
     return __libc_calloc(n, size);
 }
 EXPORT void *realloc(void *old, size_t size) {
-    FAIL_IF(fire_alloc(size), NULL);
+    FAIL_IF(fire_alloc(size, CALLER), NULL);
     return __libc_realloc(old, size);
 }
 EXPORT void *memalign(size_t alignment, size_t size) {
-    FAIL_IF(fire_alloc(size), NULL);
+    FAIL_IF(fire_alloc(size, CALLER), NULL);
     return __libc_memalign(alignment, size);
 }
-EXPORT void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+EXPORT void *aligned_alloc(size_t alignment, size_t size) {
+    FAIL_IF(fire_alloc(size, CALLER), NULL);
+    return __libc_memalign(alignment, size);
+}
 EXPORT int posix_memalign(void **result, size_t alignment, size_t size) {
-    int what = fire_alloc(size);
+    int what = fire_alloc(size, CALLER);
     if (what > 0) return what;
     void *memory = __libc_memalign(alignment, size);
     if (memory == NULL) return ENOMEM;

@@ -57,15 +57,15 @@ __all__ = [
     "truncated",
 ]
 
-# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up. "read_direct":
-# reads past the page cache.
+# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up. "core_alloc": of
+# any size, if the compiled core asks for it. "read_direct": reads past the page cache.
 OPERATIONS = (
     *("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir"),
-    "read_direct",
+    *("read_direct", "core_alloc"),
 )
 # In the order of the enumeration in faultlib.c.
 _RECORDS = ("write", "resize", "flush", "create", "mkdir", "rename", "exchange", "unlink", "symlink", "link", "map")
-_ACTIONS = {"short": -1, "kill": -2, "end": -3}
+_ACTIONS = {"short": -1, "kill": -2, "end": -3, "interrupt": -4}
 _LOADED = "FEATSTORE_FAULT_LIBRARY"
 
 
@@ -122,7 +122,7 @@ class Fault:
         The :data:`OPERATIONS` that count.
     action : str
         An errno's name such as ``"EIO"``, ``"short"`` (half of the bytes requested), ``"end"`` (0 bytes, as at a file's end),
-        or ``"kill"`` (SIGKILL before the call).
+        ``"kill"`` (SIGKILL before the call), or ``"interrupt"`` (SIGINT, as by Ctrl-C, before the call, which is made).
     k, times : int
         The first call that fails, counted from 1, and the number of failing calls in a row.
 

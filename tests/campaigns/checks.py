@@ -16,7 +16,7 @@ from typing import Any
 
 from featstore.creation import steps
 from featstore.errors import CommittedError, FeatstoreError
-from tests.campaigns.operations import SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
+from tests.campaigns.operations import MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
 
 __all__ = ["BadStateError", "Prepared", "numbered", "prepared", "report"]
 
@@ -119,7 +119,7 @@ class Prepared:
 
         ``may_leave``: a file could not be removed; the next call removes it. Raises :class:`BadStateError`.
         """
-        how = "nothing" if error is None else type(error).__name__ + ("-full" if is_full(error) else "") + str(may_leave)
+        how = f"{type(error).__name__} {lack_of(error)} {may_leave}"
         found = digest(self.root), how
         if found not in self._failed:
             self.n_states += 1
@@ -141,7 +141,7 @@ class Prepared:
         if found not in expected:
             raise BadStateError(f"{where}: {_other(found, expected[0])}")
         left = leftovers(self.root, self.template)
-        if scenario.resumes and is_full(error):  # what was finished stays, for the next call
+        if lack_of(error) in scenario.resumes:  # what was finished stays, for the next call
             left = {each for each in left if ".tmp-" not in each and not each.startswith("making.")}
         if left and not may_leave:
             raise BadStateError(f"{where}: {left} is left")
@@ -194,8 +194,11 @@ def _other(found: Any, expected: Any) -> str:
     return next((_other(a, b) for a, b in zip(found, expected, strict=True) if a != b), "the same")
 
 
-def is_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
+def lack_of(error: BaseException | None) -> str:
+    """Say whether a drive is full, or memory is short."""
+    if isinstance(error, MemoryError):
+        return MEMORY
+    return errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
 def before_labels(name: str, new: Any) -> Any:

@@ -39,6 +39,7 @@ CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
 APPENDED = 7
 KEY = "drive/speed"
+FULL, MEMORY = "ENOSPC", "ENOMEM"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
 
@@ -310,14 +311,14 @@ class Scenario:
     """A call that is to fail, and what is there before.
 
     ``commits``: the state is another one afterwards. ``goes_on``: the call does more than commit, which fails in its own way.
-    ``resumes``: a full drive leaves what was finished, for the next call.
+    ``resumes``: what was finished stays for the next call, if the drive is full or memory is short.
     """
 
     before: Callable[[Path], None]
     call: Callable[[Path], None]
     commits: bool = True
     goes_on: bool = False
-    resumes: bool = False
+    resumes: tuple[str, ...] = ()
 
 
 def nothing(root: Path) -> None:
@@ -419,19 +420,19 @@ SCENARIOS = {
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
-    "import": Scenario(a_folder, import_folder, resumes=True),
-    "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=True),
-    "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=True),
-    "import csv": Scenario(csv_and_an_old_dataset, import_folder, resumes=True),
-    "import many keys": Scenario(tables_and_an_old_dataset, lambda root: import_tables(root, 20_000), resumes=True),
+    "import": Scenario(a_folder, import_folder, resumes=(FULL, MEMORY)),
+    "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY)),
+    "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=(FULL, MEMORY)),
+    "import csv": Scenario(csv_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY)),
+    "import many keys": Scenario(tables_and_an_old_dataset, lambda root: import_tables(root, 20_000), resumes=(FULL, MEMORY)),
     "export": Scenario(of_edges, lambda root: export(root, "npy")),
     "export parquet": Scenario(of_edges, lambda root: export(root, "parquet")),
     "partition": Scenario(add_rows, partition),
-    "part": Scenario(parts_of_training_nodes, lambda root: export_part(root, 1), resumes=True),
-    "part again": Scenario(a_part, lambda root: export_part(root, 1), resumes=True),
-    "aggregate": Scenario(add_rows, aggregate),
+    "part": Scenario(parts_of_training_nodes, lambda root: export_part(root, 1), resumes=(FULL, MEMORY)),
+    "part again": Scenario(a_part, lambda root: export_part(root, 1), resumes=(FULL, MEMORY)),
+    "aggregate": Scenario(add_rows, aggregate, resumes=(MEMORY,)),
     "infer": Scenario(add_rows, lambda root: infer(root, None)),
-    "infer named": Scenario(add_rows, lambda root: infer(root, "model"), resumes=True),
+    "infer named": Scenario(add_rows, lambda root: infer(root, "model"), resumes=(MEMORY,)),
     "epoch": Scenario(add_rows, epoch, commits=False),
     "epoch by turns": Scenario(add_rows, lambda root: epoch(root, overlap=False), commits=False),
     "epoch streamed": Scenario(add_rows, lambda root: epoch(root, "streamed"), commits=False),
