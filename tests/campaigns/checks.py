@@ -127,6 +127,8 @@ class Prepared:
                 self._failed[found] = self._check_after(error, where, may_leave)
             except (FeatstoreError, OSError) as bad:
                 raise BadStateError(f"{self.name}: {where}: {bad!r}") from bad
+            except BadStateError as bad:
+                raise bad from error
         return self._failed[found]
 
     def _check_after(self, error: BaseException | None, where: str, may_leave: bool) -> bool:

@@ -64,8 +64,6 @@ def fail_calls(ready: Prepared, operation: str, action: str, step: int = 1) -> t
             if isinstance(error, OSError):
                 assert error.errno == getattr(errno, action, None), (ready.name, where, repr(error))
                 assert str(error.filename).startswith(str(ready.root)), (ready.name, where, repr(error))
-            error = error.with_traceback(None)
-            error.__context__ = error.__cause__ = None
         ready.is_new_after(error, where, may_leave=operation == "unlink")
         error = None
         if ready.scenario.resumes:  # several threads are at work: the process's pool has as many as were busy at once
