@@ -16,7 +16,7 @@ from typing import Any
 
 from featstore.creation import steps
 from featstore.errors import CommittedError, FeatstoreError
-from tests.campaigns.operations import MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
+from tests.campaigns.operations import ENDED, MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
 
 __all__ = ["BadStateError", "Prepared", "numbered", "prepared", "report"]
 
@@ -137,14 +137,14 @@ class Prepared:
         if error is None or (isinstance(error, CommittedError) and scenario.commits):
             expected = [self.new]
         else:
-            expected = [self.old, self.new] if scenario.goes_on else [self.old]
-        if isinstance(error, CommittedError) and scenario.goes_on:
+            expected = [self.old, self.new] if scenario.goes_on or is_interrupt(error) else [self.old]
+        if (isinstance(error, CommittedError) or is_interrupt(error)) and scenario.goes_on:
             expected.append(before_labels(self.name, self.new))
         if found not in expected:
             raise BadStateError(f"{where}: {_other(found, expected[0])}")
         left = leftovers(self.root, self.template)
-        if lack_of(error) in scenario.resumes:  # what was finished stays, for the next call
-            left = {each for each in left if ".tmp-" not in each and not each.startswith("making.")}
+        if lack_of(error) in scenario.resumes:  # it stays, for the next call
+            left = {each for each in left if ".tmp-" not in each and not each.startswith("making.") and ".partial" not in each}
         if left and not may_leave:
             raise BadStateError(f"{where}: {left} is left")
         if scenario.commits and found == self.old:
@@ -197,10 +197,16 @@ def _other(found: Any, expected: Any) -> str:
 
 
 def lack_of(error: BaseException | None) -> str:
-    """Say whether a drive is full, or memory is short."""
+    """Say whether a drive was full, memory was short, or Ctrl-C came."""
     if isinstance(error, MemoryError):
         return MEMORY
+    if is_interrupt(error):
+        return ENDED
     return errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    return isinstance(error, KeyboardInterrupt)
 
 
 def before_labels(name: str, new: Any) -> Any:

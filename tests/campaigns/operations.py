@@ -39,7 +39,7 @@ CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
 APPENDED = 7
 KEY = "drive/speed"
-FULL, MEMORY = "ENOSPC", "ENOMEM"
+FULL, MEMORY, ENDED = "ENOSPC", "ENOMEM", "Ctrl-C"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
 
@@ -311,7 +311,7 @@ class Scenario:
     """A call that is to fail, and what is there before.
 
     ``commits``: the state is another one afterwards. ``goes_on``: the call does more than commit, which fails in its own way.
-    ``resumes``: what was finished stays for the next call, if the drive is full or memory is short.
+    ``resumes``: after which ends what was finished stays for the next call: a full drive, too little memory, Ctrl-C.
     """
 
     before: Callable[[Path], None]
@@ -420,25 +420,27 @@ SCENARIOS = {
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
-    "import": Scenario(a_folder, import_folder, resumes=(FULL, MEMORY)),
-    "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY)),
-    "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=(FULL, MEMORY)),
-    "import csv": Scenario(csv_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY)),
-    "import many keys": Scenario(tables_and_an_old_dataset, lambda root: import_tables(root, 20_000), resumes=(FULL, MEMORY)),
+    "import": Scenario(a_folder, import_folder, resumes=(FULL, MEMORY, ENDED)),
+    "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY, ENDED)),
+    "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=(FULL, MEMORY, ENDED)),
+    "import csv": Scenario(csv_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY, ENDED)),
+    "import many keys": Scenario(
+        tables_and_an_old_dataset, lambda root: import_tables(root, 20_000), resumes=(FULL, MEMORY, ENDED)
+    ),
     "export": Scenario(of_edges, lambda root: export(root, "npy")),
     "export parquet": Scenario(of_edges, lambda root: export(root, "parquet")),
     "partition": Scenario(add_rows, partition),
-    "part": Scenario(parts_of_training_nodes, lambda root: export_part(root, 1), resumes=(FULL, MEMORY)),
-    "part again": Scenario(a_part, lambda root: export_part(root, 1), resumes=(FULL, MEMORY)),
-    "aggregate": Scenario(add_rows, aggregate, resumes=(MEMORY,)),
+    "part": Scenario(parts_of_training_nodes, lambda root: export_part(root, 1), resumes=(FULL, MEMORY, ENDED)),
+    "part again": Scenario(a_part, lambda root: export_part(root, 1), resumes=(FULL, MEMORY, ENDED)),
+    "aggregate": Scenario(add_rows, aggregate, resumes=(MEMORY, ENDED)),
     "infer": Scenario(add_rows, lambda root: infer(root, None)),
-    "infer named": Scenario(add_rows, lambda root: infer(root, "model"), resumes=(MEMORY,)),
+    "infer named": Scenario(add_rows, lambda root: infer(root, "model"), resumes=(MEMORY, ENDED)),
     "epoch": Scenario(add_rows, epoch, commits=False),
     "epoch by turns": Scenario(add_rows, lambda root: epoch(root, overlap=False), commits=False),
     "epoch streamed": Scenario(add_rows, lambda root: epoch(root, "streamed"), commits=False),
     "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
     "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),
-    "layout": Scenario(a_pack, layout, goes_on=True),
+    "layout": Scenario(a_pack, layout, goes_on=True, resumes=(ENDED,)),
     "verify pack": Scenario(a_pack, lambda root: featstore.Pack(root / "p").verify(progress=False) and None, commits=False),
 }
 
