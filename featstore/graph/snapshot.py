@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -88,7 +89,8 @@ def open_files(root: str) -> DatasetFiles:
 def opening_committed(what: str, path: str) -> Iterator[None]:
     """Translate an error of the block, which opens data just committed at ``path``: the data need not be made again.
 
-    An OSError becomes a CommittedError with the message ``what``; a BudgetError gets ``what`` before its reason.
+    An OSError becomes a CommittedError with the message ``what``, and so does a lack of memory, with ENOMEM; a BudgetError gets
+    ``what`` before its reason.
     """
     try:
         yield
@@ -96,6 +98,8 @@ def opening_committed(what: str, path: str) -> Iterator[None]:
         raise CommittedError(what, path, error) from error
     except BudgetError as error:
         raise BudgetError(f"{what}: {error.reason}", error.needed) from error
+    except MemoryError as error:
+        raise CommittedError(what, path, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path)) from error
 
 
 def check_memory(path: str, files: Collection[FileRecord], options: Options) -> None:

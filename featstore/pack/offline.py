@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, check_flag, parse_disk, user_path
-from featstore.errors import BudgetError, CommittedError
+from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
+from featstore.graph.snapshot import opening_committed
 from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, TYPED_VERSION, OfflineSamples, write_record
 from featstore.pack.sampledlists import lists_kept
 from featstore.pack.typedarguments import check_typed_sampler, seeds_of_type, types_of
@@ -199,10 +200,8 @@ def sample_offline(
         }
         write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
         build.commit()
-    try:
+    with opening_committed(f"the pack at {target} is complete and in place, but opening it failed", target):
         return Pack(target)
-    except OSError as error:
-        raise CommittedError(f"the pack at {target} is complete and in place, but opening it failed", target, error) from error
 
 
 def batches_to_sample(

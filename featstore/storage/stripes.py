@@ -44,6 +44,8 @@ def make_stripe(root: str, directory: str) -> str:
         made.append((os.unlink, link))
         os.symlink(target, link)
         fsync_directory(root)
+        if _BUILT.search(root):  # else a power cut may leave the stripe, which may be on another drive, without a link to it
+            fsync_directory(os.path.dirname(root) or ".")
         made.append((os.rmdir, target))
         os.mkdir(target)
         mark = os.path.join(target, mark_of(link))

@@ -12,6 +12,8 @@ child made by :func:`run_in_child`::
 
     def test_campaign(tmp_path):
         run_in_child(campaign, str(tmp_path), faults=True)
+
+:func:`recorded` lists what changes files instead, call by call, with each flush: what a power cut may undo.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -41,11 +44,13 @@ from typing import Any
 __all__ = [
     "OPERATIONS",
     "Fault",
+    "Record",
     "deny_syscalls",
     "fault_library",
     "flipped",
     "forked",
     "random_flips",
+    "recorded",
     "run_in_child",
     "swapped",
     "sweep",
@@ -53,12 +58,15 @@ __all__ = [
 ]
 
 #: Kinds of calls that can fail, in the order of the enumeration in faultlib.c. ``"alloc"``: malloc and its kin and
-#: anonymous mmap, from 32 KiB up. ``"read_direct"``: reads past the page cache.
+#: anonymous mmap, from 32 KiB up. ``"core_alloc"``: of any size, if the compiled core asks for it. ``"read_direct"``: reads past
+#: the page cache.
 OPERATIONS = (
     *("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir"),
-    "read_direct",
+    *("read_direct", "core_alloc"),
 )
-_ACTIONS = {"short": -1, "kill": -2, "end": -3}
+# In the order of the enumeration in faultlib.c.
+_RECORDS = ("write", "resize", "flush", "create", "mkdir", "rename", "exchange", "unlink", "symlink", "link", "map")
+_ACTIONS = {"short": -1, "kill": -2, "end": -3, "interrupt": -4}
 _LOADED = "FEATSTORE_FAULT_LIBRARY"
 
 
@@ -99,6 +107,7 @@ def _library() -> ctypes.CDLL:
         raise RuntimeError("faults can be injected only in a child made by run_in_child(..., faults=True)")
     library = ctypes.CDLL(path)  # already loaded: this finds the instance that interposes
     library.featstore_fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+    library.featstore_fault_record.argtypes = [ctypes.c_char_p, ctypes.c_int]
     library.featstore_fault_calls.restype = library.featstore_fault_fired.restype = ctypes.c_long
     return library
 
@@ -114,7 +123,7 @@ class Fault:
         The :data:`OPERATIONS` that count.
     action : str
         An errno's name such as ``"EIO"``, ``"short"`` (half of the bytes requested), ``"end"`` (0 bytes, as at a file's end),
-        or ``"kill"`` (SIGKILL before the call).
+        ``"kill"`` (SIGKILL before the call), or ``"interrupt"`` (SIGINT, as by Ctrl-C, before the call, which is made).
     k, times : int
         The first call that fails, counted from 1, and the number of failing calls in a row.
 
@@ -181,6 +190,62 @@ def sweep(
                 raise AssertionError(f"no {operations} happened below {directory}")
             return
     raise AssertionError(f"faults still fire after {limit} calls")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A call that changed or flushed something.
+
+    Attributes
+    ----------
+    kind : str
+        ``"write"``, ``"resize"`` (truncate, allocate), ``"flush"`` (of a file or directory), ``"create"``, ``"mkdir"``,
+        ``"rename"``, ``"exchange"``, ``"unlink"`` (of a directory too), ``"symlink"``, ``"link"``, or ``"map"`` (shared and
+        writable: what is written through it is not seen).
+    inode : int
+        Number of the file's inode; 0 for "rename", "exchange" and "unlink".
+    path, other : str
+        The absolute path; the new one of "rename", the other one of "exchange", the target of "symlink", the old name of "link".
+    offset, size : int
+        Of "write", in bytes; ``size`` of "resize" and "flush" is the file's afterwards, and -1 of a directory.
+    data : bytes
+        Of "write".
+    """
+
+    kind: str
+    inode: int
+    path: str
+    other: str
+    offset: int
+    size: int
+    data: bytes = field(repr=False)
+
+
+@contextlib.contextmanager
+def recorded(directory: str | os.PathLike[str]) -> Iterator[list[Record]]:
+    """Record calls that change files in or below ``directory``, while the context lasts; the list is filled at its end.
+
+    Calls of all threads are listed in the order in which they ended; each waits until the one before is recorded. No fault can
+    be armed meanwhile.
+    """
+    found: list[Record] = []
+    with tempfile.TemporaryFile() as file:
+        if _library().featstore_fault_record(os.fsencode(os.path.realpath(directory)), file.fileno()):
+            raise ValueError("the directory's name is too long")
+        try:
+            yield found
+        finally:
+            _library().featstore_fault_record(b"/", -1)
+        file.seek(0)
+        head = struct.Struct("4IQ2q")
+        while part := file.read(head.size):
+            kind, n_path, n_other, _, inode, offset, size = head.unpack(part)
+            path, other = (os.fsdecode(file.read(n)) for n in (n_path, n_other))
+            is_write = _RECORDS[kind] == "write"
+            data = file.read(size) if is_write else b""
+            if is_write and len(data) < size:
+                raise OSError(errno.ENOSPC, "the record of calls is cut off")
+            found.append(Record(_RECORDS[kind], inode, path, other, offset, size, data))
 
 
 # -- children ------------------------------------------------------------------------------------------------------------------

@@ -114,6 +114,12 @@ class Archive:
         return np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
 
 
+def check_memory(error: Exception) -> None:
+    """Raise MemoryError if this error says that decompressing lacked memory, which zlib and pyarrow say in words alone."""
+    if str(error).startswith("Error -4 ") or "insufficient memory" in str(error):
+        raise MemoryError(str(error)) from None
+
+
 class naming_damage:
     """Turn the errors of a damaged archive into a CorruptionError that names the member; a context manager."""
 
@@ -125,6 +131,7 @@ class naming_damage:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (zipfile.BadZipFile, zlib.error, EOFError)):
+            check_memory(error)
             text = " ".join(str(error).split()) or "the member ends early"
             raise CorruptionError(f"{self._name}: {text}", self._path) from None
         if isinstance(error, (NotImplementedError, RuntimeError)):

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.adapters.datasets.ahead import ahead
+from featstore.adapters.datasets.arrays import check_memory
 from featstore.config import user_path
 from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
@@ -118,6 +119,7 @@ def count_lines(path: str | os.PathLike[str]) -> int:
                 n += piece.count(b"\n")
                 last = piece[-1:]
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        check_memory(error)
         raise CorruptionError(f"not a whole gzip file: {error}", where) from None
     return n + (last != b"\n")
 
@@ -149,6 +151,7 @@ def read_records(path: str | os.PathLike[str]) -> list[list[str]]:
             if len(found) > _MOST_RECORDS:
                 raise FormatError(f"{where}: more than {_MOST_RECORDS} lines, which is no list of types", where)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        check_memory(error)
         raise CorruptionError(f"not a whole gzip file: {error}", where) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise FormatError(f"{where}: not a CSV file: {error}", where) from None
@@ -217,6 +220,7 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
     except OSError as error:
         if number := errno_of(error):  # pyarrow does not say of which file
             raise OSError(number, os.strerror(number), path) from None
+        check_memory(error)
         raise CorruptionError(f"not a whole gzip file: {error}", path) from None
 
 

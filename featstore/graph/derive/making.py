@@ -8,6 +8,7 @@ of nodes, each of which gets a field.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import warnings
@@ -188,6 +189,11 @@ class Making(FolderSteps):
             entry = {f"{DERIVED}{key}": provenance(update.catalog, file.file_id, self._uses)}
             update.add([file], [FieldRecord(key, "feature", field.dtype, shape, update.generation, (part,))], entry)
             names += [(made.name, file.name), (made.sums_name, file.sums_name)]
+        # From the first rename on nothing can be resumed. If a kill or a power cut leaves the folder, here or after the commit,
+        # the next writer sweeps it, because it has no record.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.folder, MAKING_STATE))
+            fsync_directory(self.folder)
         for old, new in names:
             os.rename(os.path.join(self.folder, old), os.path.join(update.root, new))
         fsync_directory(update.root)

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
+from featstore.adapters.datasets.arrays import check_memory
 from featstore.adapters.datasets.csvfiles import errno_of
 from featstore.config import format_size, user_path
 from featstore.errors import CorruptionError, FormatError
@@ -315,11 +316,14 @@ class TableFile:
             raise FormatError(f"{self.path}{where}: {_ROW.sub('', text)}{hint}", self.path) from None
         except UnicodeDecodeError as error:
             raise FormatError(f"{self.path}: not UTF-8 text, perhaps UTF-16: {error}", self.path) from None
+        except pa.ArrowMemoryError:
+            raise
         except pa.ArrowException as error:
             raise FormatError(f"{self.path}: {error}", self.path) from None
         except OSError as error:
             if number := errno_of(error):
                 raise OSError(number, os.strerror(number), self.path) from None
+            check_memory(error)
             raise CorruptionError(f"the file cannot be read to its end: {error}", self.path) from None
 
     def _with_row(self, types: dict[str, Any] | None) -> str | None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.storage.test_commit_faults import SCENARIOS, Scenario, changed, fresh, leftovers, opened, state
-from tests.storage.test_power_cuts import Drive, can_mount
+from tests.campaigns.drives import Drive, needs_mounts
+from tests.campaigns.operations import SCENARIOS, Scenario, changed, fresh, leftovers, opened, state
 from tests.support.programs import run_in_fork
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -128,11 +128,6 @@ def fill_some(folder: str, cases: list[list[Any]]) -> None:
         where = Path(folder) / str(number)
         where.mkdir()
         fill_at_each_level(str(where), name, kind, step)
-
-
-def needs_mounts() -> None:
-    if not can_mount():
-        pytest.skip("drives run full on file systems of the test's own: that needs root, loop devices and mkfs.ext4")
 
 
 SAMPLE = [

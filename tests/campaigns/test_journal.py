@@ -1,0 +1,101 @@
+"""Power cuts in a model of the drive: each operation's calls are recorded, and what may be lost of them is."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+
+from featstore.testing.faults import Record, recorded
+from tests.campaigns.checks import BadStateError, Prepared, prepared, report
+from tests.campaigns.journal import Journal
+from tests.campaigns.operations import SCENARIOS
+from tests.support.programs import run_in_fork
+
+pytestmark = pytest.mark.usefixtures("_program_server")
+
+NO_COMMIT = [name for name, scenario in SCENARIOS.items() if not scenario.commits]
+
+
+def calls_of(ready: Prepared) -> tuple[list[Record], Journal]:
+    """Record an operation; return its calls, and the journal before them."""
+    ready.fresh()
+    journal, replayed = Journal(ready.root), Journal(ready.root)
+    with recorded(ready.root) as calls:
+        ready.call()
+    for each in calls:
+        replayed.apply(each)
+    there = Journal(ready.root)
+    assert replayed.left("everything") == there.left("nothing"), "the record lacks a call"
+    return calls, journal
+
+
+def cut_each(folder: str, name: str, n_draws: int, step: int = 1) -> None:
+    """Cut the power before every ``step``-th call of an operation, and after the last; in the child."""
+    ready = prepared(folder, name)
+    calls, journal = calls_of(ready)
+    n_states = 0
+    for number, how, left in journal.states(calls, n_draws, step):
+        n_states += 1
+        journal.write(left, ready.root)
+        ready.is_new(f"power cut after call {number} of {len(calls)}, {how} not flushed happened", number == len(calls))
+    report("power cuts in a model", operation=name, calls=len(calls), states=n_states)
+
+
+def leave_out_each(folder: str, name: str, step: int = 1) -> None:
+    """The control, in the child: each flush is left out in turn, and for some there is a bad state."""
+    ready = prepared(folder, name)
+    calls, before = calls_of(ready)
+    flushes = [number for number, each in enumerate(calls) if each.kind == "flush"]
+    needless = []
+    for dropped in flushes[::step]:
+        without = calls[:dropped] + calls[dropped + 1 :]
+        journal = copy.deepcopy(before)
+        ends = {number for number, each in enumerate(without) if number > dropped and each.kind in ("rename", "exchange")}
+        ends |= {number + 1 for number in ends} | {len(without)}
+        try:
+            for number in range(len(without) + 1):
+                if number in ends:
+                    for choice in ("nothing", "names", "some"):
+                        journal.write(journal.left(choice, number), ready.root)
+                        ready.is_new(f"without flush {dropped}, after {number}, {choice}", number == len(without))
+                if number < len(without):
+                    journal.apply(without[number])
+        except BadStateError:
+            continue
+        needless.append(calls[dropped].path.removeprefix(ready.root.as_posix()))
+    n_tried = len(flushes[::step])
+    report("power cuts in a model: control", operation=name, left_out=n_tried, noticed=n_tried - len(needless), others=needless)
+    assert len(needless) < n_tried, needless
+
+
+def cut_some(folder: str, cases: list[tuple[str, int]], controls: list[tuple[str, int]]) -> None:
+    """A sample, in one child."""
+    for number, (name, step) in enumerate(cases + controls):
+        os.mkdir(f"{folder}/{number}")
+        if number < len(cases):
+            cut_each(f"{folder}/{number}", name, 1, step)
+        else:
+            leave_out_each(f"{folder}/{number}", name, step)
+
+
+SAMPLE = [("update", 7), ("aggregate", 61), ("pack again", 23)]
+CONTROLS = [("create", 5), ("replace", 9)]
+
+
+def test_power_cuts_of_some_operations(tmp_path: Path) -> None:
+    run_in_fork(cut_some, str(tmp_path), SAMPLE, CONTROLS)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_power_cuts_of_every_operation(name: str, tmp_path: Path) -> None:
+    run_in_fork(cut_each, str(tmp_path), name, 2, timeout_s=3000)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NO_COMMIT])
+def test_without_a_flush_power_cuts_are_noticed(name: str, tmp_path: Path) -> None:
+    run_in_fork(leave_out_each, str(tmp_path), name, timeout_s=3000)
