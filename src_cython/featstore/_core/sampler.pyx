@@ -67,6 +67,7 @@ cdef class Hops:
         self.num_nodes, self.num_ids = num_nodes, num_nodes * copies
         self.hop.exact = exact
         self.hop.base = 1
+        self.lists_view = self.list_place_view = self.list_degree_view = None
         self.draw_lanes = fs_choose_draw_lanes(draw_level)
 
     @property
