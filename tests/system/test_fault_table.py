@@ -25,7 +25,9 @@ files: truncated or longer; a bit flipped anywhere; padding changed
     test_ten_thousand_flipped_bits_are_found_or_harmless, test_verify_finds_every_flipped_bit,
     test_truncation_at_every_boundary_is_found, test_without_checksums_flipped_bits_are_silently_wrong; storage/catalog:
     test_any_flipped_bit_is_found, test_truncation_at_every_page_and_around; pack/verify: test_any_flipped_bit_is_found,
-    test_files_that_are_cut_off_longer_empty_or_links; storage/reader: test_a_flipped_bit_is_found
+    test_files_that_are_cut_off_longer_empty_or_links; storage/reader: test_a_flipped_bit_is_found; campaigns/damage:
+    test_damage_is_found_or_harmless, test_a_hundred_thousand_damages_are_found_or_harmless,
+    test_without_checksums_data_are_silently_wrong, test_deaths_and_what_goes_unseen_are_noticed
 files: extents swapped; an old copy put back
     graph/damaged_dataset: test_files_swapped_and_older_copies_are_found; storage/catalog:
     test_an_older_copy_of_a_value_under_another_key; storage/lock: test_generations_are_in_the_seed
@@ -34,11 +36,13 @@ files: wrong magic, newer version, other byte order
 files: dimensions that overflow, header length of 4 GB, zero
     storage/format: test_hostile_header_is_refused, test_arbitrary_bytes_are_never_a_header,
     test_arbitrary_fields_under_a_right_checksum_parse_or_are_refused; creation/build: test_hostile_npy_files;
-    storage/catalog: test_hostile_pages_under_a_right_digest
+    storage/catalog: test_hostile_pages_under_a_right_digest; campaigns/hostile: test_sizes_that_are_not_so,
+    test_depth_and_what_unpacks_to_much; campaigns/fuzz: test_the_corpus_is_replayed, test_inputs_made_of_the_corpus
 files: missing; no permission; a directory, FIFO or device; .., absolute, symlink
     graph/damaged_dataset: test_nothing_there, test_other_things_in_a_files_place, test_paths_that_lead_outside;
     storage/format: test_only_regular_files_are_opened, test_names_stay_inside, test_names_do_not_pass_through_links;
-    storage/catalog: test_something_else_in_its_place
+    storage/catalog: test_something_else_in_its_place; campaigns/hostile: test_other_things_in_the_place_of_files,
+    test_names_that_lead_elsewhere, test_what_hard_links_lead_to_is_not_written
 files: indptr not monotone, last ≠ nnz, neighbour id ≥ N
     creation/build: test_bad_offsets_are_found_before_anything_is_made, test_an_id_that_is_no_node_is_named;
     graph/damaged_dataset: test_verify_checks_the_adjacency_itself; creation/extsort:
@@ -50,7 +54,7 @@ files: unlinked, replaced or shrunk while open
     test_ten_thousand_opens_of_a_dataset_that_is_replaced_without_pause; storage/faults_storage:
     test_files_that_shrink_while_they_are_open
 files: a pickle anywhere
-    system/layers: test_no_pickle; creation/build: test_npy_of_pickles_is_never_loaded
+    system/layers: test_no_pickle; creation/build: test_npy_of_pickles_is_never_loaded; campaigns/hostile: test_nothing_is_run
 system: ENOSPC, EDQUOT, EFBIG at every write and commit; EIO on read or fsync
     system/faults: test_create_under_a_file_size_limit, test_open_and_use_fail_cleanly; storage/commit_faults:
     test_some_failing_calls, test_every_failing_call,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import lzma
 import math
 import os
 import struct
@@ -29,6 +31,8 @@ UInt8s = npt.NDArray[np.uint8]
 _MAGIC: Final = b"\x93NUMPY"
 _SMALL_BYTES: Final = 1 << 20
 _COPY_BYTES: Final = 4 << 20
+# What reading a damaged archive may raise, beside OSError.
+_DAMAGE: Final = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OverflowError, UnicodeDecodeError, struct.error)
 
 
 class _NamedFile(io.FileIO):
@@ -80,7 +84,7 @@ class Archive:
         with io.BufferedReader(raw) as file:
             try:
                 opened = zipfile.ZipFile(file)
-            except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
+            except (*_DAMAGE, NotImplementedError, ValueError, OSError) as error:
                 if raw.failed is not None:
                     raise raw.failed from None
                 raise FormatError(f"{self.path}: not a .npz archive, or cut short ({error})", self.path) from None
@@ -130,7 +134,9 @@ class naming_damage:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (zipfile.BadZipFile, zlib.error, EOFError)):
+        # A seek to where no byte can be, and damage that bzip2 finds, are OSErrors of no file.
+        is_nowhere = type(error) is OSError and error.filename is None and error.errno in (None, errno.EINVAL)
+        if is_nowhere or isinstance(error, _DAMAGE):
             check_memory(error)
             text = " ".join(str(error).split()) or "the member ends early"
             raise CorruptionError(f"{self._name}: {text}", self._path) from None
