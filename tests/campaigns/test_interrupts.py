@@ -167,8 +167,9 @@ class Struck:
         reported = [what for what in self._dropped if what.startswith("KeyboardInterrupt")]
         assert len(reported) == len([what for what in self._dropped if not what.startswith("ResourceWarning")]), self._dropped
         assert not is_struck or error is not None or reported, f"{where}: the interrupt was swallowed"
-        self.ready.is_new_after(error, where)
-        error = None
+        self.ready.is_new_after(error, where, may_leave=is_struck)
+        if error is not None:  # its frames hold what was open
+            error.__traceback__ = error.__context__ = error.__cause__ = None
         found = descriptors(self._before, 2.0)
         more, fewer = files_in(found) - files_in(self._before), files_in(self._before) - files_in(found)
         assert len(more) <= is_struck, (where, more)
@@ -183,7 +184,7 @@ class Struck:
 
     def report(self, campaign: str, **figures: Any) -> None:
         counts = {"interrupts": self.n_struck, "dropped_by_cpython": self.n_dropped, "descriptors_left": self.n_left}
-        report(campaign, operation=self.ready.name, **counts, **figures, states=self.ready.n_states)
+        report(campaign, operation=self.ready.name, **counts, **figures, left=self.ready.n_left, states=self.ready.n_states)
 
 
 def interrupt_at_calls(folder: str, name: str, step: int = 1) -> None:

@@ -81,7 +81,7 @@ def cut_some(folder: str, cases: list[tuple[str, int]], controls: list[tuple[str
             leave_out_each(f"{folder}/{number}", name, step)
 
 
-SAMPLE = [("update", 7), ("aggregate", 61), ("pack again", 23)]
+SAMPLE = [("create", 41), ("update", 7), ("aggregate", 61), ("pack again", 23)]
 CONTROLS = [("create", 5), ("replace", 9)]
 
 
