@@ -160,7 +160,7 @@ class Prepared:
             if left and scenario.resumes and not may_leave:
                 raise BadStateError(f"{where}: after the next call {left} is left")
         sweep_as_a_writer(self.root)  # which removes what could not be removed
-        left = {each for each in leftovers(self.root, self.root) if ".tmp-" not in each}
+        left = {each for each in leftovers(self.root, self.root) - self._linked() if ".tmp-" not in each}
         if left and scenario.commits:
             raise BadStateError(f"{where}: {left} is left")
         return found == self.new, is_left
@@ -178,11 +178,14 @@ class Prepared:
         sweep_as_a_writer(self.root)
         left = leftovers(self.root, self.root)
         if is_new and self.scenario.commits:  # what a builder left is swept by the next one, with the stripes that it links to
-            linked = {each.name for each in self.root.glob("*.tmp-*/featstore-stripe-*")}
-            left = {each for each in left - linked if ".tmp-" not in each}
+            left = {each for each in left - self._linked() if ".tmp-" not in each}
         if left:
             raise BadStateError(f"{self.name}: {where}: {left} is left")
         return is_new
+
+    def _linked(self) -> set[str]:
+        """List the stripes of builds that the next builder sweeps."""
+        return {each.name for each in self.root.glob("*.tmp-*/featstore-stripe-*")}
 
 
 def prepared(folder: str | os.PathLike[str], name: str) -> Prepared:
