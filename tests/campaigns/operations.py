@@ -439,7 +439,7 @@ SCENARIOS = {
     "epoch streamed": Scenario(add_rows, lambda root: epoch(root, "streamed"), commits=False),
     "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
     "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),
-    "layout": Scenario(a_pack, layout, goes_on=True, resumes=(ENDED,)),
+    "layout": Scenario(a_pack, layout, goes_on=True, resumes=(MEMORY, ENDED)),
     "verify pack": Scenario(a_pack, lambda root: featstore.Pack(root / "p").verify(progress=False) and None, commits=False),
 }
 
