@@ -136,7 +136,7 @@ SAMPLE = [
     ("create", "open", "EMFILE", 23),
     ("create", "write", "EFBIG", 17),
     ("edges replace", "write", "short", 17),
-    ("create chunks", "mmap", "ENOMEM", 2),
+    ("create chunks", "open", "ENOMEM", 37),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
     ("replace stripes", "unlink", "EIO", 17),
     ("append to stripes", "rename", "EIO", 3),

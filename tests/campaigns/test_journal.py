@@ -113,7 +113,7 @@ def cut_some(folder: str, cases: list[tuple[str, int]], controls: list[tuple[str
 
 
 SAMPLE = [("create", 41), ("update", 7), ("aggregate", 61), ("pack again", 23)]
-CONTROLS = [("create", 5), ("replace", 9)]
+CONTROLS = [("create", 9), ("replace", 13)]
 
 
 def test_power_cuts_of_some_operations(tmp_path: Path) -> None:
