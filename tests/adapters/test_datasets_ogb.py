@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,8 @@ import featstore
 from featstore.adapters.datasets import ogb
 from featstore.cli.main import main
 from featstore.errors import CorruptionError, FormatError
-from featstore.storage.catalog import read_catalog
-from featstore.testing.faults import OPERATIONS, forked, sweep
 from tests.support.commands import run
 from tests.support.imports import TINY, Folder, assert_same, follow_advice, refused, write_csv
-from tests.support.programs import run_in_fork
 from tests.support.typed import CITES, WRITES, TypedArrays
 
 FORMS = ("binary", "csv")
@@ -452,45 +448,6 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
         lambda: ogb(tmp_path / "in", tmp_path / "g", **TINY),
     )
     refused(FileNotFoundError, "", tmp_path / "g", lambda: ogb(tmp_path / "none", tmp_path / "g", **TINY))
-
-
-def break_each(folder: str, operation: str | list[str], action: str, step: int) -> None:
-    """Break an import at every ``step``-th system call; in the child. There is the whole new dataset, or the old one."""
-    root, target = Path(folder) / "in", Path(folder) / "g"
-    made = {which: Path(folder) / which for which in ("old", "new")}
-    ids = {read_catalog(path).fields["node/_/x"].shape: which for which, path in made.items()}
-    n_broken = 0
-    for fault in sweep(folder, operation, action, step=step):
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(made["old"], target)
-
-        def attempt() -> None:
-            ogb(root, target, overwrite=True, **TINY)
-
-        with fault:
-            if action == "kill":
-                n_broken += forked(attempt) is not None
-            else:
-                try:
-                    attempt()
-                except OSError:
-                    n_broken += 1
-        which = ids[read_catalog(target).fields["node/_/x"].shape]
-        assert_same(target, made[which])
-        ogb(root, target, overwrite=True, **TINY)
-        assert_same(target, made["new"])
-        assert {each for each in os.listdir(folder) if each.startswith("g")} == {"g"}, "what was left is removed"
-    assert n_broken >= 3
-
-
-@pytest.mark.usefixtures("_program_server")
-@pytest.mark.parametrize(("operation", "action"), [(OPERATIONS, "kill"), ("write", "ENOSPC"), ("fsync", "EIO")])
-@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.stress)])
-def test_there_is_the_new_dataset_or_the_old_one(tmp_path: Path, operation: Any, action: str, step: int) -> None:
-    for name, n in (("old", 50), ("new", 60)):
-        folder = Folder(tmp_path / "in" if name == "new" else tmp_path / "before", n=n).csv()
-        folder.make(tmp_path / name)
-    run_in_fork(break_each, str(tmp_path), operation, action, step if action == "kill" or step == 1 else 9, timeout_s=1800)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,6 @@ from featstore.adapters.datasets.tables import importer as module
 from featstore.errors import CommittedError
 from featstore.idmaps.numbering import Room
 from featstore.testing.faults import run_in_child, sweep
-
-pytestmark = pytest.mark.usefixtures("_program_server")
 
 
 def write_tables(folder: Path) -> None:
@@ -97,33 +92,3 @@ def campaign(text: str, call: str, code: str, through_files: bool, step: int) ->
 )
 def test_calls_that_fail(tmp_path: Path, call: str, code: str, through_files: bool, step: int) -> None:
     run_in_child(campaign, str(tmp_path), call, code, through_files, step, faults=True)
-
-
-def killed_import(folder: Path, after_s: float) -> None:
-    """Import in a child, and kill it."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            make(folder)
-        finally:
-            os._exit(0)
-    time.sleep(after_s)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def kills(text: str) -> None:
-    """Kill imports at many moments."""
-    folder = Path(text)
-    write_tables(folder)
-    featstore.OutOfCoreGraph.create(folder / "g", [0, 0], [], progress=False).close()
-    for number in range(8):
-        killed_import(folder, 0.02 * number)
-        is_new(folder)
-    make(folder)  # sweeps what is left
-    assert is_new(folder)
-    assert {entry.name for entry in folder.iterdir()} == {"g", "papers.csv", "cites.csv", "writes.csv"}
-
-
-def test_killed_imports(tmp_path: Path) -> None:
-    run_in_child(kills, str(tmp_path))

@@ -76,7 +76,8 @@ class Prepared:
         warnings.filterwarnings("ignore", "making .* from the start: files are missing")
         self.n_states = 0
         self._known: dict[bytes, bool] = {}
-        self._failed: dict[tuple[bytes, str], bool] = {}
+        self.n_left = 0  # calls that left what the next writer sweeps
+        self._failed: dict[tuple[bytes, str], tuple[bool, bool]] = {}
         template.mkdir()
         self.scenario.before(template)
         self.old = state(template)
@@ -117,7 +118,8 @@ class Prepared:
     def is_new_after(self, error: BaseException | None, where: str, *, may_leave: bool = False) -> bool:
         """Check what is there after a call that failed with ``error``, or did not: the old state, or the new one; nothing else.
 
-        ``may_leave``: a file could not be removed; the next call removes it. Raises :class:`BadStateError`.
+        ``may_leave``: something was not removed, as removing it failed or was interrupted; the next writer removes it. Raises
+        :class:`BadStateError`.
         """
         how = f"{type(error).__name__} {lack_of(error)} {may_leave}"
         found = digest(self.root), how
@@ -129,9 +131,11 @@ class Prepared:
                 raise BadStateError(f"{self.name}: {where}: {bad!r}") from bad
             except BadStateError as bad:
                 raise bad from error
-        return self._failed[found]
+        is_new, is_left = self._failed[found]
+        self.n_left += is_left
+        return is_new
 
-    def _check_after(self, error: BaseException | None, where: str, may_leave: bool) -> bool:
+    def _check_after(self, error: BaseException | None, where: str, may_leave: bool) -> tuple[bool, bool]:
         where = f"{self.name}: {where}: {error!r}"
         found, scenario = state(self.root), self.scenario
         if error is None or (isinstance(error, CommittedError) and scenario.commits):
@@ -147,6 +151,7 @@ class Prepared:
             left = {each for each in left if ".tmp-" not in each and not each.startswith("making.") and ".partial" not in each}
         if left and not may_leave:
             raise BadStateError(f"{where}: {left} is left")
+        is_left = bool(left)
         if scenario.commits and found == self.old:
             scenario.call(self.root)
             if state(self.root) != self.new:
@@ -155,10 +160,10 @@ class Prepared:
             if left and scenario.resumes and not may_leave:
                 raise BadStateError(f"{where}: after the next call {left} is left")
         sweep_as_a_writer(self.root)  # which removes what could not be removed
-        left = {each for each in leftovers(self.root, self.root) if ".tmp-" not in each}
+        left = {each for each in leftovers(self.root, self.root) - self._linked() if ".tmp-" not in each}
         if left and scenario.commits:
             raise BadStateError(f"{where}: {left} is left")
-        return found == self.new
+        return found == self.new, is_left
 
     def _check(self, where: str) -> bool:
         found = state(self.root)
@@ -173,11 +178,14 @@ class Prepared:
         sweep_as_a_writer(self.root)
         left = leftovers(self.root, self.root)
         if is_new and self.scenario.commits:  # what a builder left is swept by the next one, with the stripes that it links to
-            linked = {each.name for each in self.root.glob("*.tmp-*/featstore-stripe-*")}
-            left = {each for each in left - linked if ".tmp-" not in each}
+            left = {each for each in left - self._linked() if ".tmp-" not in each}
         if left:
             raise BadStateError(f"{self.name}: {where}: {left} is left")
         return is_new
+
+    def _linked(self) -> set[str]:
+        """List the stripes of builds that the next builder sweeps."""
+        return {each.name for each in self.root.glob("*.tmp-*/featstore-stripe-*")}
 
 
 def prepared(folder: str | os.PathLike[str], name: str) -> Prepared:

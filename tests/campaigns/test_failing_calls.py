@@ -63,7 +63,8 @@ def fail_calls(ready: Prepared, operation: str, action: str, step: int = 1) -> t
             assert isinstance(error, OSError) or action == "ENOMEM", (where, error)
             if isinstance(error, OSError):
                 assert error.errno == getattr(errno, action, None), (ready.name, where, repr(error))
-                assert str(error.filename).startswith(str(ready.root)), (ready.name, where, repr(error))
+                is_of_a_file = error.filename is not None or "alloc" not in operation  # threads may lack memory to start
+                assert not is_of_a_file or str(error.filename).startswith(str(ready.root)), (ready.name, where, repr(error))
         ready.is_new_after(error, where, may_leave=operation == "unlink")
         error = None
         if ready.scenario.resumes:  # several threads are at work: the process's pool has as many as were busy at once
@@ -135,7 +136,7 @@ SAMPLE = [
     ("create", "open", "EMFILE", 23),
     ("create", "write", "EFBIG", 17),
     ("edges replace", "write", "short", 17),
-    ("create chunks", "mmap", "ENOMEM", 2),
+    ("create chunks", "open", "ENOMEM", 37),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
     ("replace stripes", "unlink", "EIO", 17),
     ("append to stripes", "rename", "EIO", 3),

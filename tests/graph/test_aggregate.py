@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,10 @@ from featstore.creation import steps
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph import passes
 from featstore.graph.derive import making
-from featstore.testing.faults import flipped, forked, sweep
+from featstore.testing.faults import flipped
 from tests.support.kernel_counts import kernel_bytes
-from tests.support.programs import run_in_fork
 from tests.support.sampled import covering
 from tests.support.whole_graph import aggregated, skewed_graph
-
-pytestmark = pytest.mark.usefixtures("_program_server")
 
 N = 600
 OPS = ["sum", "mean", "gcn"]
@@ -353,92 +349,6 @@ def test_what_was_left_of_something_else_is_not_used(tmp_path: Path, often: None
             g.aggregate("x", "sum", name="s", overwrite=True, progress=False)
         expected = torch.from_numpy(aggregated(indptr, indices, x, "sum")).to(torch.float32)
         assert torch.equal(stored(path, "s"), expected), damage
-
-
-def make_small(folder: str) -> Path:
-    path = Path(folder) / "g"
-    shutil.rmtree(path, ignore_errors=True)
-    indptr, indices = skewed_graph(60, 4)
-    x = np.random.default_rng(0).standard_normal((60, 300)).astype(np.float32)
-    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False, memory="8MiB").close()
-    return path
-
-
-def expected_small() -> torch.Tensor:
-    indptr, indices = skewed_graph(60, 4)
-    x: Any = np.random.default_rng(0).standard_normal((60, 300)).astype(np.float32)
-    for _ in range(2):
-        x = aggregated(indptr, indices, x, "mean")
-    return torch.from_numpy(x).to(torch.float32)
-
-
-def attempt(path: Path) -> None:
-    with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-        g.aggregate("x", "mean", hops=2, name="m", progress=False)
-
-
-def kill_some(folder: str, step: int) -> None:
-    """Kill the maker at every ``step``-th system call; the next call makes the same, from there or from the start."""
-    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
-    warnings.filterwarnings("ignore", "making 'm' from the start: files are missing")  # of a kill between renames and commit
-    expected, seen = expected_small(), set()
-    path = make_small(folder)
-    for fault in sweep(folder, ["open", "write", "fsync", "rename", "unlink"], "kill", step=step):
-        path = make_small(folder)
-        with fault:
-            killed = forked(lambda: attempt(path))
-        with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-            g.verify(progress=False)
-            there = "m" in g.features
-            assert killed is not None or there
-            store = g.features["m"] if there else g.aggregate("x", "mean", hops=2, name="m", progress=False)
-            assert torch.equal(store[:], expected)
-        assert not (path / "making.m").exists() or there
-        seen.add(there)
-    assert seen == {False, True}
-
-
-def fail_some(folder: str, step: int) -> None:
-    """Fail every ``step``-th call of each kind: an error with its number, nothing left, and the next call works."""
-    expected = expected_small()
-    for operation, action in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO"), ("read", "EIO"), ("open", "EMFILE")):
-        path, n_failed = make_small(folder), 0
-        before = sorted(os.listdir(path))
-        for fault in sweep(folder, operation, action, step=step):
-            failure = None
-            with fault:
-                try:
-                    attempt(path)
-                except OSError as error:
-                    failure = error
-            if failure is not None:
-                n_failed += 1
-                assert failure.errno == getattr(errno, action), failure
-                if not isinstance(failure, featstore.CommittedError):
-                    assert sorted(os.listdir(path)) == before, (operation, os.listdir(path))
-            with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-                assert failure is not None or "m" in g.features
-                if "m" not in g.features:
-                    g.aggregate("x", "mean", hops=2, name="m", progress=False)
-                assert torch.equal(g.features["m"][:], expected)
-            path = make_small(folder)
-            before = sorted(os.listdir(path))
-        assert n_failed, operation
-
-
-def kill_and_fail(folder: str, step: int) -> None:
-    """Both, in one child, as starting one takes longer than a sample of either."""
-    kill_some(folder, step)
-    fail_some(folder, step)
-
-
-def test_makers_killed_and_failed_at_a_system_call(tmp_path: Path) -> None:
-    run_in_fork(kill_and_fail, str(tmp_path), 61)
-
-
-@pytest.mark.stress
-def test_makers_killed_and_failed_at_every_system_call(tmp_path: Path) -> None:
-    run_in_fork(kill_and_fail, str(tmp_path), 1, timeout_s=3600)
 
 
 def test_damage_is_found_and_leaves_nothing(tmp_path: Path) -> None:

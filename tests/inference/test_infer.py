@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,9 @@ from featstore.creation import steps
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph.derive import making
 from featstore.sampling.batch import Block
-from featstore.testing.faults import forked, sweep
-from tests.support.programs import run_in_fork
 from tests.support.pyg import GATConv, GCNConv, SAGEConv
 from tests.support.pyg import GraphSAGE as PygSAGE
-from tests.support.sampled import one_in
 from tests.support.whole_graph import skewed_graph, whole_block
-
-pytestmark = pytest.mark.usefixtures("_program_server")
 
 N, WIDTH = 700, 24
 
@@ -295,59 +289,6 @@ def test_an_interrupted_run_with_a_name_is_gone_on_with(path: Path, monkeypatch:
             store = featstore.infer(g, layers, overwrite=True, memory="3500KiB", resume="sage", progress=False)
             assert torch.allclose(store[:], expected)
         assert not (path / "making.h").exists()
-
-
-def attempt(path: Path, name: str | None) -> None:
-    with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-        featstore.infer(g, [Aggregate(_half), _whole, Aggregate(_half, before=_twice)], resume=name, progress=False)
-
-
-def _half(h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    return (h + mean) / 2
-
-
-def _twice(h: torch.Tensor) -> torch.Tensor:
-    return h * 2
-
-
-def _whole(h: torch.Tensor, block: Block) -> torch.Tensor:
-    return h[: block.n_dst] + 1
-
-
-def kill_some(folder: str, step: int, name: str | None) -> None:
-    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
-    warnings.filterwarnings("ignore", "making 'h' from the start: files are missing")  # of a kill between renames and commit
-    path, seen, expected = Path(folder) / "g", set(), None
-    x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
-    for fault in sweep(folder, ["open", "write", "fsync", "rename", "unlink"], "kill", step=step):
-        shutil.rmtree(path, ignore_errors=True)
-        featstore.OutOfCoreGraph.create(path, *skewed_graph(60, 4), {"x": x}, progress=False, memory="8MiB").close()
-        with fault:
-            killed = forked(lambda: attempt(path, name))
-        with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-            there = "h" in g.features
-        assert killed is not None or there
-        if not there:
-            attempt(path, name)
-        with featstore.open(path, memory="16MiB", backend="pread", threads=1) as g:
-            g.verify(progress=False)
-            found = g.features["h"][:].clone()
-        expected = found if expected is None else expected
-        assert torch.equal(found, expected)
-        assert there or not (path / "making.h").exists()
-        seen.add(there)
-    assert seen == {False, True}
-
-
-@pytest.mark.parametrize("name", one_in(2, ["model", None]))
-def test_runs_killed_at_a_system_call(tmp_path: Path, name: str | None) -> None:
-    run_in_fork(kill_some, str(tmp_path), 61, name)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", [None, "model"])
-def test_runs_killed_at_every_system_call(tmp_path: Path, name: str | None) -> None:
-    run_in_fork(kill_some, str(tmp_path), 1, name, timeout_s=1800)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------------

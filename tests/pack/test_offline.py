@@ -16,13 +16,10 @@ import torch
 import featstore
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.foreign import as_sampled
-from featstore.testing.faults import random_flips, sweep
+from featstore.testing.faults import random_flips
 from tests.support import pyg
 from tests.support.loaders import make_loader
-from tests.support.programs import run_in_fork
 from tests.support.refusing import refuses
-
-pytestmark = pytest.mark.usefixtures("_program_server")
 
 
 def fields(batch: Any) -> list[Any]:
@@ -289,52 +286,3 @@ def test_damage_is_found(small: SimpleNamespace, tmp_path: Path) -> None:
         featstore.sample_offline(g, sampler, small.train_idx, 40, path=other).close()
         os.replace(other / "samples", tmp_path / "p" / "samples")
         refuses(featstore.CorruptionError, "not the samples", lambda: featstore.Pack(tmp_path / "p"))
-
-
-def _full(folder: str, dataset: str, step: int) -> None:
-    target = os.path.join(folder, "p")
-    with featstore.open(dataset, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
-            for fault in sweep(folder, operation, error, step=step):
-                made = None
-                with fault:
-                    try:
-                        made = featstore.sample_offline(g, sampler, np.arange(40), 20, path=target, threads=1)
-                    except OSError:
-                        assert fault.fired
-                if made is not None:
-                    made.close()
-                    featstore.sample_offline(g, sampler, np.arange(40), 20, path=target, overwrite=True).close()
-                    for name in os.listdir(target):
-                        os.unlink(os.path.join(target, name))
-                    os.rmdir(target)
-                assert not os.listdir(folder), (operation, os.listdir(folder))
-
-
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
-def test_a_failing_disk_leaves_nothing(small: SimpleNamespace, tmp_path: Path, step: int) -> None:
-    run_in_fork(_full, str(tmp_path), str(small.path), step)
-
-
-def _killed(folder: str, dataset: str) -> None:
-    import signal
-
-    with featstore.open(dataset, memory="64MB") as g:
-
-        def sampler(seeds: torch.Tensor) -> Any:
-            if 30 in seeds.tolist():
-                os.kill(os.getpid(), signal.SIGKILL)
-            return inner.sample(seeds)
-
-        inner = featstore.NeighborSampler(g, [4, 3], seed=1)
-        featstore.sample_offline(g, sampler, np.arange(40), 10, path=os.path.join(folder, "p"), shuffle=False)
-
-
-def test_a_killed_call_leaves_no_pack_and_the_next_sweeps(small: SimpleNamespace, tmp_path: Path) -> None:
-    refuses(Exception, r"SIGKILL|-9|signal", lambda: run_in_fork(_killed, str(tmp_path), str(small.path)))
-    assert [name.startswith("p.tmp-") for name in os.listdir(tmp_path)] == [True]
-    with featstore.open(small.path, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        featstore.sample_offline(g, sampler, np.arange(40), 10, path=tmp_path / "p").close()
-    assert os.listdir(tmp_path) == ["p"]

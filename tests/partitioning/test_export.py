@@ -20,9 +20,9 @@ from featstore.cli.main import main
 from featstore.errors import BudgetError, CorruptionError, FormatError, StaleError
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
-from featstore.testing.faults import OPERATIONS, flipped, forked, sweep
+from featstore.testing.faults import flipped
 from tests.graph.test_partadjacency import FORMS, NAME, SAMPLERS, TRAIN, K, N, digests, make, make_none, outside, rank_loader
-from tests.support.programs import run_in_fork, run_ranks
+from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
 from tests.support.sampled import covering
@@ -317,36 +317,6 @@ def test_verify_finds_lists_that_are_no_part(made: SimpleNamespace, tmp_path: Pa
             update.commit()
         with featstore.open(tmp_path / "p", memory=MEMORY) as g:
             refuses(CorruptionError, words, lambda g=g: g.verify(progress=False))
-
-
-def kill_each(folder: str, step: int) -> None:
-    """Kill an export at every ``step``-th system call; in the child. There is the whole part, or nothing."""
-    made = make(Path(folder) / "g")
-    target, n_killed = Path(folder) / "p", 0
-
-    def attempt() -> None:
-        with featstore.open(made.path, memory=MEMORY, backend="pread", threads=1) as g:
-            featstore.export(g, target, 1, overwrite=True, progress=False)
-
-    for fault in sweep(folder, OPERATIONS, "kill", step=step):
-        with fault:
-            killed = forked(attempt)
-        n_killed += killed is not None
-        assert killed is not None or target.exists()
-        if target.exists():
-            with featstore.open(target, memory=MEMORY) as part:
-                part.verify(progress=False)
-        attempt()
-        assert {each for each in os.listdir(folder) if each.startswith("p")} == {"p"}, "what was left is removed"
-        with featstore.open(made.path, memory=MEMORY) as g:
-            g.verify(progress=False)
-    assert n_killed >= 200 // step
-
-
-@pytest.mark.usefixtures("_program_server")
-@pytest.mark.parametrize("step", [89, pytest.param(3, marks=pytest.mark.stress)])
-def test_a_kill_leaves_the_part_or_nothing(tmp_path: Path, step: int) -> None:
-    run_in_fork(kill_each, str(tmp_path), step, timeout_s=1800)
 
 
 def test_command(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

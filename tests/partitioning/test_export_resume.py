@@ -22,7 +22,7 @@ from featstore.partitioning import export as exporting
 from featstore.storage.builddir import BUILD_STATE
 from featstore.storage.catalog import Catalog, read_catalog
 from featstore.storage.rowfile import RowFile
-from featstore.testing.faults import OPERATIONS, forked, sweep
+from featstore.testing.faults import sweep
 from featstore.topology import part as parts
 from tests.graph.test_partadjacency import FORMS, NAME, N, make
 from tests.support.programs import run_in_fork
@@ -167,37 +167,6 @@ def test_a_damaged_record_costs_time_alone(made: SimpleNamespace, tmp_path: Path
         export(made.path, target)
         assert contents(target) == contents(made.whole)
         shutil.rmtree(target)
-
-
-def kill_each(folder: str, form: str, step: int) -> None:
-    """Kill an export at every ``step``-th system call, in place of another dataset; in the child."""
-    steps.CHECKPOINT_S = -1e9  # type: ignore[misc]
-    exporting._PIECE_NODES = parts._PIECE_NODES = 200  # type: ignore[misc]
-    made = make(Path(folder) / "g", form)
-    target, old, whole = (Path(folder) / name for name in ("p", "old", "whole"))
-    export(made.path, whole)
-    export(made.path, old, 0)
-    n_killed = 0
-    for fault in sweep(folder, OPERATIONS, "kill", step=step):
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(old, target)
-        with fault:
-            killed = forked(lambda: export(made.path, target, overwrite=True))
-        n_killed += killed is not None
-        with featstore.open(target, memory=MEMORY) as part:
-            assert part.own_part.number in ((0, 1) if killed is not None else (1,))
-            part.verify(progress=False)
-        export(made.path, target, overwrite=True)
-        assert contents(target) == contents(whole)
-        assert {each for each in os.listdir(folder) if each.startswith("p")} == {"p"}, "what was left is removed"
-    assert n_killed >= 300 // step
-
-
-@pytest.mark.usefixtures("_program_server")
-@pytest.mark.parametrize("form", sorted(FORMS))
-@pytest.mark.parametrize("step", [211, pytest.param(3, marks=pytest.mark.stress)])
-def test_killed_in_place_of_another(tmp_path: Path, form: str, step: int) -> None:
-    run_in_fork(kill_each, str(tmp_path), form, step, timeout_s=3000)
 
 
 def fail_each(folder: str) -> None:

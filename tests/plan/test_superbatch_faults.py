@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 
 import featstore
 from featstore.plan.samples import SampleWriter
-from featstore.testing.faults import forked, sweep
+from featstore.testing.faults import sweep
 from tests.support.graphs import make_graph
 from tests.support.loaders import make_loader
 from tests.support.programs import run_in_fork
@@ -45,88 +43,6 @@ def epoch(path: Path, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]
 
 def same(a: list[tuple[torch.Tensor, ...]], b: list[tuple[torch.Tensor, ...]]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for i, j in zip(a, b, strict=True) for x, y in zip(i, j, strict=True))
-
-
-def exited(pid: int) -> bool:
-    """Whether a child has come to its end; it is left to be waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def remove_unmarked(runs: Path) -> None:
-    """Remove the parent of run directories of a process that was killed between making and marking it: it is empty."""
-    if runs.exists():
-        runs.rmdir()
-
-
-def kill_epochs(folder: str, n: int) -> None:
-    """Kill processes at random moments of an epoch, in both schedules; in the child.
-
-    Most moments are drawn from the first run file on, since how long an epoch takes to get there changes with the machine's load.
-    """
-    path, rng = Path(folder) / "g", np.random.default_rng(n)
-    make(path)
-    runs = Path(f"{path}.runs")
-    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
-    usual_s = {}
-    for overlap in (True, False):
-        began = time.perf_counter()
-        assert same(epoch(path, overlap=overlap), expected)
-        usual_s[overlap] = time.perf_counter() - began
-    n_killed = n_left = 0
-    while n_killed < n:
-        overlap = bool(n_killed % 2)
-        pid = os.fork()
-        if pid == 0:
-            epoch(path, overlap=overlap)
-            os._exit(0)
-        share = 1.0
-        if n_killed % 4 < 2:
-            share = 0.2
-            while not list(runs.glob("[!.]*")) and not exited(pid):
-                time.sleep(0.001)
-        time.sleep(rng.uniform(0, share * usual_s[overlap]))  # chooses the moment; nothing waits for anything
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status):
-            continue  # it was done by then
-        n_killed += 1
-        n_left += bool(list(runs.glob("[!.]*")))
-        with featstore.open(path, memory="64MB") as g:
-            g.verify(progress=False)
-        assert same(epoch(path, overlap=overlap), expected)
-        remove_unmarked(runs)
-    assert n_left > n // 4, "hardly a kill met run files: the campaign showed nothing"
-    assert os.listdir(folder) == ["g"]
-
-
-@pytest.mark.stress
-def test_a_hundred_killed_epochs(tmp_path: Path) -> None:
-    run_in_fork(kill_epochs, str(tmp_path), 100, timeout_s=1800)
-
-
-def kill_at_calls(folder: str, step: int) -> None:
-    """Kill the process at system calls on run files, every ``step``-th; in the child."""
-    path = Path(folder) / "g"
-    make(path)
-    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
-    runs, n_left = Path(folder) / "runs", 0
-    for overlap in (True, False):
-        for fault in sweep(runs, ("open", "write", "rename", "unlink"), "kill", step=step):
-
-            def run(overlap: bool = overlap) -> None:
-                epoch(path, overlap=overlap, run_dir=runs)
-
-            with fault:
-                killed = forked(run)
-            assert (killed == signal.SIGKILL) == bool(fault.fired)
-            n_left += bool(list(runs.glob("[!.]*")))
-            assert same(epoch(path, overlap=overlap, run_dir=runs), expected)
-            remove_unmarked(runs)
-    assert n_left, "no kill met run files: the campaign showed nothing"
-
-
-def test_killed_epochs_leave_what_the_next_run_sweeps(tmp_path: Path) -> None:
-    run_in_fork(kill_at_calls, str(tmp_path), 60)
 
 
 def run_files_fail(folder: str, step: int) -> None:
@@ -173,11 +89,6 @@ def test_run_files_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.stress
 def test_run_files_that_cannot_be_written_anywhere(tmp_path: Path) -> None:
     run_in_fork(run_files_fail, str(tmp_path), 1, timeout_s=3000)
-
-
-@pytest.mark.stress
-def test_epochs_killed_at_every_call_on_a_run_file(tmp_path: Path) -> None:
-    run_in_fork(kill_at_calls, str(tmp_path), 1, timeout_s=3000)
 
 
 def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,10 @@ files: unlinked, replaced or shrunk while open
 files: a pickle anywhere
     system/layers: test_no_pickle; creation/build: test_npy_of_pickles_is_never_loaded; campaigns/hostile: test_nothing_is_run
 system: ENOSPC, EDQUOT, EFBIG at every write and commit; EIO on read or fsync
-    system/faults: test_create_under_a_file_size_limit, test_open_and_use_fail_cleanly; storage/commit_faults:
-    test_some_failing_calls, test_every_failing_call,
-    test_what_follows_the_catalogs_rename_removes_nothing_that_it_names; creation/extsort:
-    test_a_full_disk_while_spilling; graph/aggregate: test_makers_killed_and_failed_at_a_system_call,
-    test_makers_killed_and_failed_at_every_system_call; plan/superbatch_faults: test_run_files_that_cannot_be_written,
-    test_run_files_that_cannot_be_written_anywhere; storage/reader: test_a_device_error_at_any_read; storage/full_drives:
+    system/faults: test_create_under_a_file_size_limit; campaigns/failing_calls: test_some_failing_calls,
+    test_every_failing_call; storage/commit_faults: test_what_follows_the_catalogs_rename_removes_nothing_that_it_names;
+    creation/extsort: test_a_full_disk_while_spilling; plan/superbatch_faults: test_run_files_that_cannot_be_written,
+    test_run_files_that_cannot_be_written_anywhere; storage/reader: test_a_device_error_at_any_read; campaigns/full_drives:
     test_some_operations_on_drives_that_run_full, test_every_operation_on_a_drive_that_runs_full; adapters/datasets_arrays:
     test_every_failing_read_of_an_archive_is_an_io_error_with_its_path
 system: short read or write, EINTR, EAGAIN, full completion queue
@@ -70,25 +68,20 @@ system: short read or write, EINTR, EAGAIN, full completion queue
     test_endless_end_of_file_ends; storage/faults_storage: test_reads_of_nothing_end; storage/format:
     test_short_writes_go_on_at_the_exact_byte
 system: EMFILE; no memory at the k-th allocation; memory cgroup
-    system/faults: test_open_and_use_fail_cleanly, test_too_few_descriptors, test_every_large_allocation_may_fail,
-    test_dataset_larger_than_its_memory_group; graph/passes: test_the_process_grows_by_no_more_than_the_budget
+    system/faults: test_too_few_descriptors, test_dataset_larger_than_its_memory_group; campaigns/failing_calls:
+    test_every_failing_call; campaigns/allocations: test_some_allocations_fail, test_every_allocation_fails,
+    test_allocations_of_epochs_may_fail, test_every_allocation_of_epochs_may_fail;
+    graph/passes: test_the_process_grows_by_no_more_than_the_budget
 system: io_uring refused (ENOSYS, EPERM, ENOMEM)
     storage/refused_rings: test_refused_from_the_start, test_refused_later; core/played_ring:
     test_a_kernel_that_refuses_for_ever_is_an_error; storage/reader: test_backend_by_name_is_a_demand_and_auto_says_why
-process: kill −9 at every system call of create and commit
-    storage/faults_writers: test_builders_killed_at_every_system_call, test_updates_killed_at_every_system_call,
-    test_writers_killed_at_a_system_call; graph/aggregate: test_makers_killed_and_failed_at_a_system_call,
-    test_makers_killed_and_failed_at_every_system_call; inference/infer: test_runs_killed_at_a_system_call,
-    test_runs_killed_at_every_system_call
-process: kill −9 at random points of an epoch, and at every system call on a run file
-    plan/superbatch_faults: test_killed_epochs_leave_what_the_next_run_sweeps, test_a_hundred_killed_epochs,
-    test_epochs_killed_at_every_call_on_a_run_file
+process: kill −9 at every system call and at random moments of every operation
+    campaigns/kills: test_some_operations_killed_at_some_calls, test_every_operation_killed_at_every_call,
+    test_every_operation_killed_at_random_moments
 process: power cut
-    storage/faults_writers: test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed,
-    test_a_power_cut_at_any_time_leaves_the_old_or_the_new; storage/power_cuts:
-    test_some_operations_ended_at_some_calls, test_some_operations_ended_at_some_calls_on_xfs,
-    test_every_operation_ended_at_every_call,
-    test_without_flushes_power_cuts_are_noticed, test_without_any_flush_power_cuts_are_noticed
+    campaigns/journal: test_power_cuts_of_some_operations, test_power_cuts_of_every_operation,
+    test_without_a_flush_power_cuts_are_noticed; campaigns/power_cuts: test_power_cuts_of_some_operations,
+    test_every_operation_ended_at_every_call, test_without_any_flush_power_cuts_are_noticed
 process: a second writer; a dead writer's lock
     storage/faults_writers: test_a_second_builder_in_another_process; storage/lock:
     test_writers_exclude_each_other_and_readers_share, test_a_dead_writers_lock_is_gone_with_it; storage/builddir:
@@ -102,13 +95,13 @@ process: gather ∥ cache update ∥ close ∥ collection; Ctrl-C; interpreter e
     test_ctrl_c_stops_a_long_gather; cache/table: test_threads_share_a_cache; cache/cache_faults:
     test_an_interrupt_between_two_steps_of_an_admission; graph/dataset:
     test_a_graph_that_nobody_closed_makes_no_noise_at_exit; load/loader: test_collected_in_a_cycle,
-    test_ctrl_c_while_waiting; graph/passes: test_ctrl_c_while_rows_are_added; load/interrupts:
-    test_ctrl_c_ends_a_training_loop, test_ctrl_c_at_any_moment; storage/commit_faults:
-    test_ctrl_c_after_any_step_leaves_the_old_or_the_new
+    test_ctrl_c_while_waiting; graph/passes: test_ctrl_c_while_rows_are_added; campaigns/interrupts:
+    test_ctrl_c_ends_a_training_loop, test_ctrl_c_at_any_moment, test_ctrl_c_in_some_operations,
+    test_ctrl_c_at_every_call_of_every_operation, test_ctrl_c_at_many_moments_of_every_operation
 process: a copy to a device fails, or is interrupted, under way; memory that cannot be pinned
     load/transfer: test_host_memory_goes_back_once_the_copy_is_complete; gather/pinned:
     test_memory_that_cannot_be_locked_is_ordinary_and_said_once; load/loader: test_errors_of_a_transfer;
-    load/interrupts: test_ctrl_c_at_any_moment
+    campaigns/interrupts: test_ctrl_c_at_any_moment
 process: a policy that raises, returns the wrong type, out-of-range or duplicate rows
     cache/table: test_faulty_static_policies; cache/cache_faults: test_faulty_victims, test_raising_hooks;
     testing/policies: test_faulty_online_policies_fail, test_faulty_static_policies_fail

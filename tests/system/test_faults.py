@@ -1,16 +1,14 @@
-"""Faults of the operating system, at every call: open, gather, sample; creating where calls are cut short or files limited."""
+"""Faults of the operating system, where one call fails or many: gathering, creating. Campaigns are in tests/campaigns."""
 
 from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import os
 import resource
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +74,7 @@ def _descriptors() -> set[str]:
     return names
 
 
-# -- create; what fails there is in storage/test_commit_faults.py --------------------------------------------------------------
+# -- create; calls that fail there are in tests/campaigns -----------------------------------------------------------------------
 
 
 def short_writes(folder: str) -> None:
@@ -114,50 +112,7 @@ def test_create_under_a_file_size_limit(tmp_path: Path) -> None:
     run_in_fork(file_size_limit, str(tmp_path))
 
 
-# -- open and gather -----------------------------------------------------------------------------------------------------------
-
-
-def opening_fails(path: str, step: int) -> None:
-    for operation, action in [("open", "EMFILE"), ("open", "EIO"), ("open", "EACCES")]:
-        opening_fails_at(path, operation, action, 1)
-    for action in ("EIO", "short", "EINTR"):
-        opening_fails_at(path, "read", action, step)
-
-
-def opening_fails_at(path: str, operation: str, action: str, step: int) -> None:
-    x = arrays(0)[2]
-
-    def use() -> None:
-        with featstore.open(path, memory="64MiB", backend="pread") as g:
-            assert np.array_equal(g.features["x"][[5, 599]].numpy(), x[[5, 599]])
-            assert g.node_data["y"][7] == 7
-            assert np.array_equal(g.features["x"][:].numpy(), x)
-            featstore.NeighborSampler(g, fanouts=[3]).sample(torch.arange(4))
-            g.verify(progress=False)
-
-    use()
-    before = descriptors()
-    for fault in sweep(path, operation, action, step=step):
-        error: BaseException | None = None
-        with fault:
-            try:
-                use()
-            except (OSError, MemoryError) as caught:
-                error = caught
-        if fault.fired:
-            assert (error is None) == (action in ("short", "EINTR")), f"{operation} {fault.k}: {error or 'swallowed'}"
-            if isinstance(error, OSError):
-                assert error.errno == getattr(errno, action), error
-                assert error.filename, "an error of the operating system names its file"
-        error = None
-        assert descriptors(before) == before, f"{operation} {fault.k}"
-    use()
-
-
-@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
-def test_open_and_use_fail_cleanly(tmp_path: Path, step: int) -> None:
-    create(tmp_path / "g", 0)
-    run_in_fork(opening_fails, str(tmp_path / "g"), step)
+# -- gather --------------------------------------------------------------------------------------------------------------------
 
 
 def gather_meets(path: str) -> None:
@@ -190,86 +145,6 @@ def gather_meets(path: str) -> None:
 def test_pread_gather_meets_errors_and_short_reads(tmp_path: Path) -> None:
     create(tmp_path / "g", 0)
     run_in_fork(gather_meets, str(tmp_path / "g"))
-
-
-def allocations_fail(path: str) -> None:
-    x = arrays(0)[2]
-    ids = np.random.default_rng(1).permutation(N)[:300]
-
-    def use() -> None:
-        with featstore.open(path, memory="64MiB", backend="pread") as g:
-            g.cache("x", budget="50KB", policy="lru")
-            for _ in range(2):
-                assert np.array_equal(g.features["x"][ids].numpy(), x[ids])
-
-    use()
-    before = descriptors()
-    for fault in sweep(path, "alloc", "ENOMEM"):
-        with fault:
-            try:
-                use()
-            except (MemoryError, OSError) as error:
-                assert isinstance(error, MemoryError) or error.errno == errno.ENOMEM, error
-        assert descriptors(before) == before
-    use()
-
-
-def test_every_large_allocation_may_fail(tmp_path: Path) -> None:
-    create(tmp_path / "g", 0)
-    run_in_fork(allocations_fail, str(tmp_path / "g"))
-
-
-MANY = 12_000  # rows of a batch: NumPy goes through more than 8,192 in buffers of its own, and 2.4 dies where it gets none
-
-
-def epochs_lack_memory(path: str, step: int) -> None:
-    rng, n = np.random.default_rng(0), 2 * MANY
-    features, data = {"x": rng.standard_normal((n, 4), dtype=np.float32)}, {"y": np.arange(n)}
-    for topology in ("csc", "chunked"):
-        where = f"{path}/{topology}"
-        featstore.OutOfCoreGraph.create(
-            where, np.arange(n + 1), rng.integers(0, n, n), features, data, topology=topology, progress=False
-        ).close()
-
-    numbers = itertools.count()
-
-    def run(name: str, strategy: Any) -> None:
-        with featstore.open(f"{path}/{name}", memory="64MiB", backend="pread", threads=1, progress=False) as g:
-            sampler = featstore.NeighborSampler(g, [1])
-            if strategy is None:  # a pack whose batches share rows on disk
-                pack = f"{path}/p{next(numbers)}"
-                featstore.sample_offline(g, sampler, np.arange(n), MANY, path=pack, progress=False).close()
-                strategy = featstore.Packed(pack, cache="200KB", policy="frequency", disk="3x")
-                given: tuple[Any, ...] = ()
-            else:
-                given = (sampler, np.arange(n), MANY)
-            with featstore.Loader(g, *given, strategy=strategy, prefetch=0, threads=1) as loader:
-                for batch in loader:
-                    assert np.array_equal(batch.x.numpy(), features["x"][batch.input_ids.numpy()])
-
-    for name, strategy in (
-        ("chunked", featstore.OnDemand(cache="100KB", policy="lru")),
-        ("csc", featstore.Superbatch(cache="100KB", length=2)),
-        ("csc", featstore.Streamed(cache="100KB", length=2)),
-        ("csc", None),
-    ):
-        run(name, strategy)
-        for fault in sweep(path, "alloc", "ENOMEM", step=step):
-            with fault:
-                try:
-                    run(name, strategy)
-                except (MemoryError, OSError) as error:
-                    assert isinstance(error, MemoryError) or error.errno == errno.ENOMEM, error
-        run(name, strategy)
-
-
-def test_allocations_of_epochs_may_fail(tmp_path: Path) -> None:
-    run_in_fork(epochs_lack_memory, str(tmp_path), 9)
-
-
-@pytest.mark.stress
-def test_every_allocation_of_epochs_may_fail(tmp_path: Path) -> None:
-    run_in_fork(epochs_lack_memory, str(tmp_path), 1, timeout_s=1200)
 
 
 def few_descriptors(path: str) -> None:

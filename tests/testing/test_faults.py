@@ -23,6 +23,7 @@ from featstore.testing.faults import (
     flipped,
     forked,
     random_flips,
+    recorded,
     run_in_child,
     swapped,
     sweep,
@@ -294,3 +295,42 @@ def test_memory_group_limits_a_child() -> None:
         with pytest.raises(AssertionError, match="SIGKILL"):
             run_in_child(takes_memory, 500 << 20, prepare=group.enter)
         assert 300 << 20 <= group.peak_bytes <= 400 << 20
+
+
+def record_each_call(folder: str) -> None:
+    root = Path(folder)
+    (root / "old").write_bytes(b"abc")
+    with recorded(root) as calls:
+        write_then_read(root)
+        with open(root / "old", "r+b", buffering=0) as file:
+            os.writev(file.fileno(), [b"d", b"ef"])
+            file.truncate(2)
+        os.symlink("old", root / "link")
+        os.unlink(root / "link")
+    (Path(folder + "-beside")).write_bytes(b"")  # neither this, nor what comes after the context
+    found = [(each.kind, os.path.relpath(each.path, root)) for each in calls]
+    assert found == [
+        ("mkdir", "made"),
+        ("create", "new"),
+        ("resize", "new"),
+        ("write", "new"),
+        ("flush", "new"),
+        ("rename", "new"),
+        ("map", "file"),
+        ("unlink", "file"),
+        ("write", "old"),
+        ("resize", "old"),
+        ("symlink", "link"),
+        ("unlink", "link"),
+    ]
+    assert (calls[3].offset, calls[3].size, calls[3].data) == (0, 8192, b"a" * 8192)
+    assert (calls[8].offset, calls[8].data) == (0, b"def")
+    assert calls[9].size == 2
+    assert (calls[5].other, calls[10].other) == (str(root / "file"), "old")
+    assert calls[1].inode == calls[3].inode == calls[4].inode
+
+
+@pytest.mark.usefixtures("_program_server")
+def test_calls_that_change_files_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    run_in_fork(record_each_call, str(tmp_path / "in"))
