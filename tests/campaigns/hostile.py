@@ -29,6 +29,7 @@ import numpy as np
 from featstore.adapters.datasets import graphbolt, igb, npz, ogb
 from featstore.adapters.datasets.arrays import Archive, open_array
 from featstore.adapters.datasets.csvfiles import count_lines, read_ints, read_records
+from featstore.cli.model import load_model
 from featstore.errors import BudgetError, FeatstoreError
 from featstore.load.statefile import read_state
 from featstore.storage.catalog import CATALOG_FILE
@@ -402,8 +403,6 @@ def depths(folder: str) -> Hostile:
     for changed in ({}, {"n_layers": 2**40}, {"n_in": 2**62}, {"hidden": -1}):
         text = json.dumps({"sizes": widths | changed, "weights": ["a", "b"]}).encode()
         data = section_file([np.frombuffer(text, np.uint8), *[np.zeros(1, np.float32)] * 2], "model")
-        from featstore.cli.model import load_model
-
         check("sizes of a model", "model", data, load_model)
     for shape in (
         "(4611686018427387903,)",
@@ -414,9 +413,9 @@ def depths(folder: str) -> Hostile:
     ):
         check("shape of an array", "x.npy", _npy(shape), lambda path: list(open_array("x", path).blocks(4096)))
         check("shape of a member", "x.npz", _archive(**{"x.npy": _npy(shape)}), _drained)
-    zeros = _npy(f"({256 << 20},)", bytes(256 << 20), "|u1")
+    zeros = _npy(f"({96 << 20},)", bytes(96 << 20), "|u1")
     check("an archive that unpacks to much", "x.npz", _archive(**{"x.npy": zeros}), _drained, 16 << 20)
-    for data in (_gzipped(bytes(1 << 20), 512), _gzipped(b"1," * (1 << 19), 512), _gzipped(b'"' + b"1" * (1 << 20), 300)):
+    for data in (_gzipped(bytes(1 << 20), 160), _gzipped(b"1," * (1 << 19), 160), _gzipped(b'"' + b"1" * (1 << 20), 160)):
         for read in (count_lines, read_records, read_ints):
             check(f"{read.__name__} of a long line", "x.csv.gz", data, read, 96 << 20)  # blocks that pyarrow reads ahead
     for text in (b"graph: " + b"[" * 20_000, b"a: &a [x]\n" + b"b: &b [*a,*a]\n" * 9_000, _laughs(), b"graph: " + b"9" * 100_000):

@@ -118,7 +118,7 @@ class Archive:
         return np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
 
 
-def check_memory(error: Exception) -> None:
+def check_memory(error: BaseException | None) -> None:
     """Raise MemoryError if this error says that decompressing lacked memory, which zlib and pyarrow say in words alone."""
     if str(error).startswith("Error -4 ") or "insufficient memory" in str(error):
         raise MemoryError(str(error)) from None
