@@ -172,7 +172,7 @@ class PageStream:
         self._n_buffers = n_buffers
         self._fed = 0
         # Pages of sums in use, by groups: the end of the pieces that need a group, and its pages by number.
-        self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
+        self._groups: deque[tuple[int, set[int]]] = deque()
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
         self.core = file.with_backend(
             lambda backend: Stream(
@@ -265,17 +265,18 @@ class PageStream:
     def _ready_sums(self, begin: int, end: int) -> None:
         first, last = self._first_sums[begin:end], self._last_sums[begin:end]
         numbers = distinct(np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]))
-        group: dict[int, npt.NDArray[np.uint64]] = {}
-        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        # A page that is in use stays the one it is: a thread may be looking at it.
+        missing = np.array([number for number in numbers.tolist() if number not in self._in_use], np.int64)
+        for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if len(missing) else ():
             for number, page in enumerate(self.file.sums_pages(int(run[0]), len(run)), int(run[0])):
-                group[number] = self._in_use[number] = page
+                self._in_use[number] = page
                 self.core.set_sums_page(number, page)
-        self._groups.append((end, group))
+        self._groups.append((end, set(numbers.tolist())))
 
     def _forget(self) -> None:
         while self._groups and self._groups[0][0] <= self.core.consumed:
-            for number, page in self._groups.popleft()[1].items():
-                if self._in_use[number] is page:  # not needed again by a later group
+            for number in self._groups.popleft()[1]:
+                if not any(number in group for _, group in self._groups):
                     self.core.set_sums_page(number, None)
                     del self._in_use[number]
 

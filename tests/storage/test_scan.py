@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from featstore.errors import CorruptionError
-from featstore.storage import rowfile
+from featstore.storage import pagestream, rowfile
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PageStream
 from featstore.storage.rowfile import RowFile
@@ -93,6 +93,23 @@ def test_damage_is_found_before_its_words_are_given(tmp_path: Path, page: int) -
             n_found += len(block)
     assert (caught.value.path, caught.value.offset) == (str(path), (1 + page) * PAGE_BYTES)
     assert n_found <= page * 1024
+
+
+def test_a_page_of_sums_in_use_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that checks a page may be looking at it."""
+    monkeypatch.setattr(rowfile, "is_kept", lambda *_: False)  # the table is read as it is needed
+    monkeypatch.setattr(pagestream, "_STEP", 1)
+    real, loaded = RowFile.sums_pages, list[int]()
+    monkeypatch.setattr(
+        RowFile, "sums_pages", lambda file, first, n: loaded.extend(range(first, first + n)) or real(file, first, n)
+    )
+    words, record = words_of(600 * 512, 8, tmp_path)
+    with opened(tmp_path, record) as (file, _):
+        found = [block.copy() for _, block in scan_words(file, len(words), words.dtype, 400_000)]
+        assert not file.holds_sums
+        assert file.n_sums_pages == 2
+    assert np.array_equal(np.concatenate(found), words)
+    assert loaded == [0, 1]
 
 
 def test_nothing_is_left_of_one_that_is_given_up(tmp_path: Path) -> None:

@@ -61,11 +61,12 @@ def _environment(**changes: str) -> Iterator[None]:
 
 
 def start_server() -> None:
-    """Start the process that is forked; it stays until this one ends. It has the fault library, and its torch one thread."""
+    """Start the process that is forked; it stays until this one ends. It has the fault library, and one thread."""
     _FORKS.set_forkserver_preload(["tests.support.preloaded", "tests.support.programs"])
     library = _LIBRARY.enter_context(faults.fault_library())
     preloaded = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
-    with _environment(OMP_NUM_THREADS="1", LD_PRELOAD=preloaded, **{faults._LOADED: library}):
+    no_threads = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # of Arrow, which PyG imports
+    with _environment(**no_threads, LD_PRELOAD=preloaded, **{faults._LOADED: library}):
         multiprocessing.forkserver.ensure_running()
 
 
