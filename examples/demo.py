@@ -8,7 +8,8 @@ and memory.
 What the seconds mean. featstore reads past the page cache. The memory map's file is dropped from the page cache before its run.
 Each run is held to the same memory by a control group, which counts the page cache. It takes root to make one. Without it, the
 kernel keeps every page that the memory map has touched, as far as memory reaches: its seconds are then those of a machine with
-that memory. The demo and its picture say so, and the picture shows how much the memory map took.
+that memory. The demo and its picture say so, and the picture shows how much the memory map took. That is resident memory, which
+counts the code of libraries, too; a group counts it once for all processes, so a peak may stand above the group's limit.
 """
 
 from __future__ import annotations
@@ -342,10 +343,9 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     bars(memory, held, [f"{each['peak'] / 1e6:,.0f} MB" for each in resident], columns=2)
     memory.set_xlim(0, max(1.1 * whole, memory.get_xlim()[1]))
     memory.set_title("Peak memory, MB")
-    if results["memmap"]["unlimited"]:
-        figure.supxlabel(
-            "No memory control group could be made: np.memmap had all memory of the machine as page cache.", fontsize=9
-        )
+    unlimited = "No memory control group could be made: np.memmap had all memory of the machine as page cache."
+    counted = "Peak memory has the code of libraries, which the control group counts once for all processes: its limit is lower."
+    figure.supxlabel(unlimited if results["memmap"]["unlimited"] else counted, fontsize=9)
     figure.savefig(path, dpi=110)
     print(f"drawn: {path}")
 

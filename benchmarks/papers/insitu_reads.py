@@ -201,12 +201,14 @@ def hops(
                 read=disk[-1]["read"],
                 spilled=found["disk"][-1]["spilled"],
             )
+            seconds = [each["seconds"] for each in disk]
+            pairs = list(zip(disk, memory, strict=True))
             report.figure(
                 f"{title}, seconds",
-                [each["seconds"] for each in disk],
+                seconds,
                 "s",
                 reference="the longer of reading its lists and of the same hop with all lists in memory",
-                references=[max(one["alone"], other["seconds"]) for one, other in zip(disk, memory, strict=True)],
+                references=[max(one["alone"], other["seconds"]) for one, other in pairs],
                 target="<= 1.2",
                 reading=[each["alone"] for each in disk],
                 sampling=[each["seconds"] for each in memory],
@@ -214,10 +216,10 @@ def hops(
             )
             report.figure(
                 f"{title}, seconds",
-                [each["seconds"] for each in disk],
+                seconds,
                 "s",
                 reference="the longer of reading its lists and of the processors' time of reading and of sampling",
-                references=[max(one["alone"], one["worked"] + other["seconds"]) for one, other in zip(disk, memory, strict=True)],
+                references=[max(one["alone"], one["worked"] + other["seconds"]) for one, other in pairs],
                 processors=[each["worked"] for each in disk],
             )
 

@@ -1,15 +1,20 @@
-"""What OUTRE's figures and bench_outre.py share: planted communities, and FENNEL as plain loops (``fennel_loops.c``)."""
+"""What OUTRE's figures and bench_outre.py share: planted communities, random batches and parts', FENNEL as plain loops."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+import featstore
 
 PLANTED = "planted communities"
 SEEDS_A_PART = 500
@@ -69,3 +74,22 @@ def communities(n: int, seed: int = 0) -> tuple[Int64s, npt.NDArray[np.int32], I
     inside = order[starts[of] + (counts[of] * rng.random(len(of))).astype(np.int64)]
     ids = np.where(rng.random(len(of)) < 0.8, inside, rng.integers(0, n, len(of))).astype(np.int32)
     return np.concatenate([[0], np.cumsum(degrees)]), ids, np.sort(rng.choice(n, n // 2, replace=False))
+
+
+@contextmanager
+def random_and_partitioned(
+    path: Path, arrays: tuple[Int64s, npt.NDArray[np.int32]], seeds: Int64s, batch_size: int
+) -> Iterator[tuple[featstore.OutOfCoreGraph, dict[str, Any]]]:
+    """Open a graph, created once, with its lists in memory, and make its random batches and its partition batches."""
+    if not path.exists():
+        featstore.OutOfCoreGraph.create(path, *arrays, progress=False).close()
+    with featstore.open(path, memory="3GiB") as g:
+        g.cache_neighbors()
+        parts = featstore.partition(g, max(2, len(seeds) // SEEDS_A_PART), train_idx=seeds, keep=False, progress=False)
+        yield (
+            g,
+            {
+                "random batches": featstore.RandomBatches(seeds, batch_size),
+                "partition batches": featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts),
+            },
+        )

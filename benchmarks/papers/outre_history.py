@@ -17,12 +17,12 @@ import torch
 from harness import Report
 from papers.outre_accuracy import LARGE, train_ways
 from papers.outre_epochs import Work, more_of, run_sides
+from papers.outre_graphs import random_and_partitioned
 
 import featstore
 
 SHARE, STALENESS = 0.2, 15  # of the nodes; steps: the defaults
 FANOUTS = ([10, 10], [10, 10, 10])
-SEEDS_A_PART = 500
 DIM = 128  # of embeddings, where seconds are taken
 LONG = 100  # steps, in large batches
 LARGE_BATCH, BATCHES_BYTES = 1000, 256 << 20  # seeds, and what such batches take beside a quarter of the features
@@ -51,15 +51,7 @@ def rows_with_history(
     has_target: bool,
 ) -> None:
     """Count the rows that an epoch of two and of three hops requests, in partition batches and in random ones."""
-    if not path.exists():
-        featstore.OutOfCoreGraph.create(path, *arrays, progress=False).close()
-    with featstore.open(path, memory="3GiB") as g:
-        g.cache_neighbors()
-        parts = featstore.partition(g, max(2, len(seeds) // SEEDS_A_PART), train_idx=seeds, keep=False, progress=False)
-        batches = {
-            "partition batches": featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts),
-            RANDOM: featstore.RandomBatches(seeds, batch_size),
-        }
+    with random_and_partitioned(path, arrays, seeds, batch_size) as (g, batches):
         for fanouts in FANOUTS:
             sampler = featstore.NeighborSampler(g, fanouts)
             for kind, order in batches.items():

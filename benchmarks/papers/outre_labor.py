@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from harness import Report
+from papers.outre_graphs import random_and_partitioned
 
 import featstore
 from featstore.plan.simulate import simulate
@@ -22,7 +22,6 @@ from featstore.plan.simulate import simulate
 FANOUTS = [10, 10, 10]
 CACHED = 10  # a node in so many
 POLICY = "sieve"
-SEEDS_A_PART = 500
 SAMPLERS: dict[str, dict[str, Any]] = {
     "LABOR-0": {},
     "LABOR-0, dependency 64": {"batch_dependency": 64},
@@ -45,15 +44,7 @@ def shared_draws(
     samplers: Sequence[str] = tuple(SAMPLERS),
 ) -> None:
     """Count rows of neighbour sampling and of some forms of LABOR, in random batches and in batches of parts."""
-    if not path.exists():
-        featstore.OutOfCoreGraph.create(path, *arrays, progress=False).close()
-    with featstore.open(path, memory="3GiB") as g:
-        g.cache_neighbors()
-        parts = featstore.partition(g, max(2, len(seeds) // SEEDS_A_PART), train_idx=seeds, keep=False, progress=False)
-        batches = {
-            "random batches": featstore.RandomBatches(seeds, batch_size),
-            "partition batches": featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts),
-        }
+    with random_and_partitioned(path, arrays, seeds, batch_size) as (g, batches):
         usual = rows(args, g, featstore.NeighborSampler(g, FANOUTS), batches["random batches"])
         for kind, order in batches.items():
             plain = rows(args, g, featstore.NeighborSampler(g, FANOUTS), order)
