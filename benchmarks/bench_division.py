@@ -2,8 +2,9 @@
 
 Caches, batches ahead, planning, packing and the length of superbatches share one memory; the strategy chooses by what an epoch
 then reads and writes. Here the same epoch of EpochSampler also runs with each cache and length of a grid, in turn, in memories
-from a twentieth to a half of the features. Graphs: R22, and one of 2²⁴ nodes with 64 floats each (8 GB of disk), in 1.5 GiB,
-too. Each run is a process of its own, with a cold page cache; its first epoch counts, with all set-up.
+from a twentieth to a half of the features. Graphs: R22; one of 2²⁴ nodes with 64 floats each (8 GB of disk), in 1.5 GiB, too;
+and, where the variable FEATSTORE_P100 names the dataset that ``python -m benchmarks.papers100m`` makes, that, in 10 GB, too.
+Each run is a process of its own, with a cold page cache; its first epoch counts, with all set-up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         begin, (read, written) = time.perf_counter(), io_bytes()
         try:
             g = stack.enter_context(featstore.open(job["dataset"], memory=job["memory"]))
-            seeds = g.node_data["seeds"][: job["batches"] * job["batch_size"]]
+            seeds = g.node_data[job["seeds"]][: job["batches"] * job["batch_size"]]
             sampler = featstore.EpochSampler(g, FANOUTS, seed=0)
             strategy = featstore.Streamed(**job["options"])
             loader = stack.enter_context(
@@ -114,27 +116,39 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
 
 def run(args: argparse.Namespace, report: Report) -> None:
     """The graphs that ``--only`` names, in each memory."""
-    import r22
-
     with scratch(args, "division") as folder:
-        for name, scale, dim, n_batches in (("R22", args.scale, 128, 200), ("wide", args.wide_scale, 64, 200)):
-            if args.only and args.only not in name:
-                continue
-            kept = os.environ.get("FEATSTORE_R22") if name == "R22" else None
-            n = 4 if args.tiny else n_batches
-            work = r22.generate(kept or folder, scale, seeds=max(1, round(200_000 * 2.0 ** min(0, scale - 22))), dim=dim)
-            features = work.num_nodes * dim * 4
-            job = {"dataset": os.fspath(work.dataset()), "batches": n, "batch_size": args.batch_size, "row_bytes": 4 * dim}
-            memories = {f"{share:.0%} of the features": int(share * features) for share in SHARES}
-            if args.tiny:
-                memories = {"enough": 64 << 20}
-            elif name == "wide":
-                memories = {"1.5 GiB": 3 << 29, **memories}
-            for shown, memory in memories.items():
+        for name, job, n_bytes, more in graphs(args, folder):
+            memories = {**more, **{f"{share:.0%} of the features": int(share * n_bytes) for share in SHARES}}
+            for shown, memory in ({"enough": 64 << 20} if args.tiny else memories).items():
                 if args.memory_mib and memory >> 20 != args.memory_mib:
                     continue
-                title = f"{'R22' if name == 'R22' else f'{work.num_nodes:,} nodes x 64 floats'}, {shown}"
-                compare(args, report, title, {**job, "memory": memory}, 1.2 if shown == "1.5 GiB" else None)
+                compare(args, report, f"{name}, {shown}", {**job, "memory": memory}, 1.2 if shown == "1.5 GiB" else None)
+
+
+def graphs(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, dict[str, Any], int, dict[str, int]]]:
+    """Yield the graphs that ``--only`` names: the title, the job, the bytes of the features, and memories of its own."""
+    import r22
+
+    for name, scale, dim, memories in (("R22", args.scale, 128, {}), ("wide", args.wide_scale, 64, {"1.5 GiB": 3 << 29})):
+        if args.only in name:
+            kept = os.environ.get("FEATSTORE_R22") if name == "R22" else None
+            work = r22.generate(kept or folder, scale, seeds=max(1, round(200_000 * 2.0 ** min(0, scale - 22))), dim=dim)
+            title = "R22" if name == "R22" else f"{work.num_nodes:,} nodes x 64 floats"
+            job = {
+                "dataset": os.fspath(work.dataset()),
+                "seeds": "seeds",
+                "batches": 4 if args.tiny else 200,
+                "row_bytes": 4 * dim,
+            }
+            yield title, {**job, "batch_size": args.batch_size}, work.num_nodes * dim * 4, memories
+    path = os.environ.get("FEATSTORE_P100")
+    if path and args.only in "P100" and not args.tiny:
+        import featstore
+
+        with featstore.open(path) as g:
+            n_nodes, row_bytes, n_seeds = g.num_nodes, g.features["x"].row_bytes, len(g.node_data["train_idx"])
+        job = {"dataset": path, "seeds": "train_idx", "batches": -(-n_seeds // 1024), "batch_size": 1024, "row_bytes": row_bytes}
+        yield "P100", job, n_nodes * row_bytes, {"10 GB": 10_000_000_000}
 
 
 if __name__ == "__main__":
