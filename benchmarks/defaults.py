@@ -2,6 +2,7 @@
 
     python -m benchmarks.defaults --graphs DIR                 # musae_github, linux414-calls and R22
     python -m benchmarks.defaults --graphs DIR --only linux --runs 1 --json
+    python -m benchmarks.defaults --only R22 --runs 1 --epochs 2 --curve docs/plots/memory-R22.png  # seconds against memory
 
 Seconds an epoch, from the second epoch on, of the loader as it comes, of ``strategy="auto"`` and of ``featstore train``, in
 memory that all rows fit into and in a quarter of the rows' bytes. Beside them stand every fixed strategy, of which the best is
@@ -63,6 +64,8 @@ DEFAULT, AUTO, TRAIN, TRAIN_BEST, STORE, MEMMAP = (
 FIXED = ("ondemand frequency", "ondemand degree", "ondemand sieve", "superbatch belady", "streamed belady")
 FANOUTS, BATCH_SIZE = [10, 10], 1000  # of featstore train
 BLOCK_ROWS = 1 << 14
+CURVE = (1 / 8, 1 / 4, 1 / 2, 1.0, 1.5)  # memory, times the rows' bytes
+CURVE_SIDES = (MEMMAP, "ondemand frequency", "superbatch belady", "streamed belady", DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -283,6 +286,36 @@ def compare(args: argparse.Namespace, report: Report, work: Work, name: str, mem
     return f"{title:<52}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
+def curve(args: argparse.Namespace, report: Report, work: Work) -> None:
+    """Draw the seconds of an epoch of the default loader, of strategies and of the map against their memory."""
+    from matplotlib.figure import Figure
+
+    n_bytes = work.features.stat().st_size
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in CURVE_SIDES}
+    for share in CURVE[:: 2 if args.tiny else 1]:
+        sides = Sides(args, work, int(share * n_bytes) + (MEMORY[SHORT][1] if args.tiny else 0))
+        seconds = sides.run(list(CURVE_SIDES))
+        for side, runs in seconds.items():
+            found[side].append((share, statistics.median(runs)))
+            report.figure(
+                f"{work.name}, in {share:.0%} of the rows' bytes, an epoch of {side}", runs, "s", details=sides.runs[side]
+            )
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for side, points in found.items():
+        label = {MEMMAP: f"np.memmap, {N_THREADS} threads", DEFAULT: "featstore, as it comes"}.get(side, side.replace(" ", ", "))
+        axes.plot(*zip(*points, strict=True), marker="o", linewidth=3 if side == DEFAULT else 1.2, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(CURVE, [f"{share:.0%}\n{share * n_bytes / 1e6:,.0f} MB" for share in CURVE], minor=False)
+    axes.set_xlabel(f"memory for all, beside the features ({n_bytes / 1e9:.1f} GB)")
+    axes.set_ylabel("seconds of the second epoch")
+    axes.set_title(f"{work.name}, batches of {work.batch_size}, {FANOUTS}")
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(args.curve, dpi=110)
+
+
 HEADS = ("default (/ best)", "auto (/ best)", "train (/ best)", "best fixed", "memory map (/ default)", "store[ids] (map / it)")
 WIDTHS = (18, 18, 18, 28, 24, 23)
 
@@ -293,13 +326,18 @@ def run(args: argparse.Namespace, report: Report) -> None:
     lines = ["seconds an epoch" + " " * 36 + "".join(f"{head:>{width}}" for head, width in zip(HEADS, WIDTHS, strict=True))]
     with scratch(args, "defaults") as folder:
         for work in graphs(args, folder):
+            if args.curve:
+                curve(args, report, work)
+                continue
             for name, memory in list(work.memories.items())[1 if args.tiny else 0 :]:
                 lines.append(compare(args, report, work, name, memory))
-    print("\n".join(lines), file=sys.stderr if args.json else sys.stdout, flush=True)
+    if not args.curve:
+        print("\n".join(lines), file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
 if __name__ == "__main__" and not answer(child):
     own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--curve", type=Path, metavar="FILE", help="draw seconds against memory instead")
     own.add_argument("--json", action="store_true", help="figures as JSON lines, the table to stderr")
     mine, rest = own.parse_known_args()
     options = arguments(__doc__ or "", rest, real_graphs="musae_github, linux414-calls", epochs=3, seconds=40)

@@ -292,6 +292,17 @@ def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path
     assert title.split(", an")[0] in errors.splitlines()[-1]
 
 
+def test_defaults_draw_seconds_against_memory(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    figures, _ = run_script("defaults.py", tmp_path, "--json", "--curve", str(picture))
+    sides = ["np.memmap", "ondemand frequency", "superbatch belady", "streamed belady", "default loader"]
+    shares = ["12%", "50%", "150%"]
+    assert [figure["name"] for figure in figures] == [
+        f"R12, in {share} of the rows' bytes, an epoch of {side}" for share in shares for side in sides
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("one", ["packed,", pytest.param("", marks=pytest.mark.stress)])
 def test_papers100m_stands_beside_what_drive_and_cores_take(one: str, tmp_path: Path) -> None:
     words = "epoch,10-10-10,chunked"
