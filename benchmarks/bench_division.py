@@ -10,6 +10,7 @@ Each run is a process of its own, with a cold page cache; its first epoch counts
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -45,6 +46,10 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
             setup_s = time.perf_counter() - begin
             epoch = timed_epoch(loader, lambda batch: batch.x)
         except featstore.BudgetError as error:
+            return {"refused": str(error)}
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
             return {"refused": str(error)}
         stats = loader.stats()
     read, written = (after - before for after, before in zip(io_bytes(), (read, written), strict=True))
