@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import featstore
 from featstore.adapters.datasets.tables import EdgeTable, NodeTable, import_tables
-from featstore.errors import BusyError
+from featstore.errors import BusyError, StaleError
 from featstore.storage.catalog import read_catalog
 from tests.support.typed import CITES, WRITES, TypedArrays, academic, random_types
 
@@ -168,11 +168,18 @@ def test_what_was_made_of_the_old_types_is_stale(tmp_path: Path) -> None:
     with opened(tmp_path / "g") as g:
         g.aggregate("h", "sum", edge_type=WRITES, name="s", progress=False)
         g.cache_neighbors("256KiB", save=True)
+        sampler = featstore.NeighborSampler(g, [3])
+        options: dict[str, Any] = {"seeds": ("paper", np.arange(90)), "batch_size": 30}
+        pack = featstore.sample_offline(g, sampler, **options, seed=0, path=tmp_path / "p", progress=False)
+        featstore.Loader(g, strategy=featstore.Packed(pack), features="h").close()
         before = read_catalog(tmp_path / "g").adjacency()
         g.append_nodes(2, **rows_of(graph, "author", 2, 1), type="author", progress=False)
     assert read_catalog(tmp_path / "g").adjacency() != before
     with opened(tmp_path / "g") as g:
         assert g.stale_features == {"paper/s": ["adjacency", "author/h"]}
+        with pytest.raises(StaleError):
+            featstore.Loader(g, strategy=featstore.Packed(pack), features="h")
+        pack.close()
         g.cache_neighbors("256KiB")
         g.verify(progress=False)
 
