@@ -1,4 +1,7 @@
-"""The end of the chunks, made anew for appended nodes: earlier chunks stay where they are, as parts of their files."""
+"""The end of the chunks, made anew for appended nodes: earlier chunks stay where they are, as parts of their files.
+
+With several types, lists and ids in the middle change; the end begins with the first chunk that one of these may lie in.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
+from featstore.changes.insertion import Insertion, with_inserted
 from featstore.creation.topologyfiles import ChunkedFiles, lists_in_order
 from featstore.storage.catalog import Catalog, FieldPart, FieldRecord
 from featstore.storage.format import STRIPE
@@ -22,27 +28,39 @@ MOST_FILES: Final = 8  # of chunks, besides those in stripes
 
 @dataclass(frozen=True)
 class ChunkTail:
-    """The chunks to make anew for ``n`` appended lists: those from ``chunk`` on. Earlier ones stay where ``parts`` say."""
+    """The chunks to make anew for appended nodes: those from ``chunk`` on. Earlier ones stay where ``parts`` say."""
 
     chunk: int
     parts: tuple[FieldPart, ...]
-    n: int
+    new: Insertion
+
+    @property
+    def n_new(self) -> int:
+        """Number of the new lists."""
+        return self.new.n * len(self.new.lists)
 
     @classmethod
-    def of(cls, directory: Directory, parts: Sequence[FieldPart], n: int, file_rows: Callable[[str], int]) -> ChunkTail:
-        """Choose the last chunk, and files before it that it outgrows; ``file_rows`` counts the rows of a file by its name.
+    def of(
+        cls, directory: Directory, parts: Sequence[FieldPart], new: Insertion, file_rows: Callable[[str], int]
+    ) -> ChunkTail | None:
+        """Choose the first chunk that changes, and files before it that the new one outgrows; None if no chunk changes.
 
-        A file in a stripe only loses its last chunk.
+        ``file_rows`` counts the rows of a file by its name. A file in a stripe only loses its last chunks.
         """
-        chunk = max(0, directory.n_chunks - 1)
+        first, last = new.first_list, max(0, directory.n_chunks - 1)
+        if first is None:
+            return None
+        # The list before the first one that changes may end in a later chunk than it begins in, which is then written as it was.
+        before = int(np.searchsorted(directory.first_node[:-1], first)) - 1
+        chunk = last if first == new.types.num_lists else max(0, before)
         kept = _before(parts, chunk * directory.chunk_words, file_rows)
         while kept and not STRIPE.match(kept[-1].file):
             own = sum(not STRIPE.match(part.file) for part in kept)
-            if own < MOST_FILES and kept[-1].rows > words_from(directory, chunk) + n:
+            if own < MOST_FILES and kept[-1].rows > words_from(directory, chunk) + new.n * len(new.lists):
                 break
             chunk = kept.pop().first // directory.chunk_words
             kept = _before(kept, chunk * directory.chunk_words, file_rows)
-        return cls(chunk, tuple(kept), n)
+        return cls(chunk, tuple(kept), new)
 
 
 def words_from(directory: Directory, chunk: int) -> int:
@@ -65,7 +83,7 @@ def write_tail(
     memory: tuple[int, int],
     progress: Callable[[int], None],
 ) -> None:
-    """Write chunks and their directory for lists that are appended, all empty, and register the files.
+    """Write chunks and their directory with the lists of new nodes, all empty, and register the files.
 
     Parameters
     ----------
@@ -83,7 +101,7 @@ def write_tail(
         Gets the number of bytes that were written since its last call.
     """
     directory, width = topology.directory, topology.id_bytes
-    n_lists = topology.num_lists + tail.n
+    n_lists, new, step = topology.num_lists + tail.n_new, tail.new, max(1, memory[0] // 8)
 
     def open_writer(name: str, layout: RowLayout, dtype: str, stripe: str) -> RowFileWriter:
         return update.writer(f"edge.{name}", layout, kind=name, dtype=dtype, stripe=stripe, buffer_bytes=memory[1])
@@ -91,8 +109,9 @@ def write_tail(
     files = ChunkedFiles(n_lists, width, open_writer, opened.chunk_bytes)
     with files:
         files.go_on_behind(directory, tail.chunk)
-        begins, ids = topology.lists_from(tail.chunk, max(1, memory[0] // 8))
-        for starts, some in lists_in_order(begins, ids, int(directory.first_edge[tail.chunk])):
+        begins, ids = topology.lists_from(tail.chunk, step)
+        begins = with_inserted(begins, new.lists, new.n, step, first=int(directory.first_node[tail.chunk]))
+        for starts, some in lists_in_order(begins, map(new.ids, ids), int(directory.first_edge[tail.chunk])):
             files.write(starts, some)
             progress((len(starts) + len(some)) * width)
         written = {field.name: field for field in files.finish()}

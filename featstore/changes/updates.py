@@ -33,7 +33,18 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, Patch, RowFileWriter
 
-__all__ = ["MOST_PATCHES", "PATCHED_SHARE", "NewRows", "Rows", "given_rows", "patch_rows", "update_rows"]
+__all__ = [
+    "MOST_PATCHES",
+    "PATCHED_SHARE",
+    "NewRows",
+    "Rows",
+    "fields_in",
+    "given_rows",
+    "insert_rows",
+    "moved",
+    "patch_rows",
+    "update_rows",
+]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
@@ -191,8 +202,7 @@ def patch_rows(
     n_rows = base.total_rows if n_rows is None else n_rows
     n_blocks, overlay = -(-n_rows // unit), _Overlay(old, new, n_rows)
     step = max(1, memory[0] // ((block_pages << 12) + _ROW_BYTES * unit))
-    stem = re.sub(r"\.\d+\.rows$", "", base.name)
-    options: dict[str, Any] = {"kind": base.kind, "dtype": base.dtype, "buffer_bytes": memory[1]}
+    stem, options = _like(base, memory)
     blocks, patches = distinct(new.ids // unit), list(base.patches)
     lengths = [update.catalog.files[each.blocks].n_rows for each in patches]
     if PATCHED_SHARE * (sum(lengths) + len(blocks)) > n_blocks:
@@ -214,6 +224,44 @@ def patch_rows(
     record = replace(base, patches=tuple(patches), n_appended=n_rows - base.n_rows)
     update.add([made, table, record], drop=[name for each in gone for name in (each.file, each.blocks)])
     return record
+
+
+def _like(base: FileRecord, memory: tuple[int, int]) -> tuple[str, dict[str, Any]]:
+    """Make the beginning of the name of a file in place of another one, and options of its writer."""
+    return re.sub(r"\.\d+\.rows$", "", base.name), {"kind": base.kind, "dtype": base.dtype, "buffer_bytes": memory[1]}
+
+
+def insert_rows(
+    update: Update,
+    base: FileRecord,
+    old: Rows,
+    at: int,
+    n: int,
+    take: Callable[[int, int], Uint8s],
+    memory: tuple[int, int],
+    progress: Callable[[int], None],
+) -> FileRecord:
+    """Write a file anew with ``n`` more rows before row ``at``, and register it; return its record.
+
+    ``take`` is as for :class:`NewRows`; the other parameters are those of :func:`patch_rows`.
+    """
+    stem, options = _like(base, memory)
+    step = max(1, memory[0] // (base.layout.row_bytes + _ROW_BYTES))
+
+    def stored(first: int, k: int) -> Uint8s:
+        out = np.empty((k, old.row_bytes), np.uint8)
+        old.gather(range(first, first + k), out)
+        return out
+
+    with update.writer(stem, base.layout, **options) as writer:
+        for begin, stop, rows in ((0, at, stored), (0, n, take), (at, base.total_rows, stored)):
+            for first in range(begin, stop, step):
+                found = rows(first, min(step, stop - first))
+                writer.write(found)
+                progress(found.nbytes)
+        made = writer.commit()
+    update.add([made], drop=[base.name])
+    return made
 
 
 def update_rows(
@@ -249,17 +297,17 @@ def update_rows(
             raise BusyError(f"the rows of {record.name!r} were changed since the dataset was opened: open it again", root)
         with Progress(f"update {record.name}", len(new.ids) * old.row_bytes, progress) as bar:
             made = patch_rows(update, base, old, new, tables, (block_bytes // 4, buffer_bytes), bar.add)
-        fields = _in_file(catalog.fields, base.name)
-        update.add([], [_moved(each, made, update.generation) for each in fields])
+        fields = fields_in(catalog.fields, base.name)
+        update.add([], [moved(each, made, update.generation) for each in fields])
         return update.commit(), [each.key for each in fields]
 
 
-def _in_file(fields: Mapping[str, FieldRecord], name: str) -> list[FieldRecord]:
+def fields_in(fields: Mapping[str, FieldRecord], name: str) -> list[FieldRecord]:
     """List the fields whose rows lie in a file."""
     return [each for each in fields.values() if any(part.file == name for part in each.parts)]
 
 
-def _moved(field: FieldRecord, file: FileRecord, generation: int) -> FieldRecord:
-    """Make the record of a field whose file was changed or written anew."""
-    parts = tuple(FieldPart(file.name, part.first, part.rows, part.at) for part in field.parts)
+def moved(field: FieldRecord, file: FileRecord, generation: int, by: int = 0) -> FieldRecord:
+    """Make the record of a field whose file was changed or written anew, with its rows ``by`` rows further on."""
+    parts = tuple(FieldPart(file.name, part.first, part.rows, part.at if not by else (part.at or 0) + by) for part in field.parts)
     return replace(field, generation=generation, parts=parts)

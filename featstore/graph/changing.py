@@ -8,6 +8,7 @@ from typing import Any
 
 from featstore.changes.append import append_nodes, appended_rows
 from featstore.changes.fields import Place, add_field, remove_field
+from featstore.changes.insertion import Insertion
 from featstore.changes.updates import given_rows, update_rows
 from featstore.config import check_at_least, check_flag
 from featstore.creation.source import ArrayLike
@@ -190,6 +191,7 @@ class ChangingDataset(OpenDataset):
         features: Mapping[str, ArrayLike] | None = None,
         data: Mapping[str, ArrayLike] | None = None,
         *,
+        type: str | None = None,
         progress: bool = True,
     ) -> range:
         """Append nodes without edges to the dataset, in one commit.
@@ -197,26 +199,28 @@ class ChangingDataset(OpenDataset):
         Parameters
         ----------
         n : int
-            Number of new nodes. Their ids follow the others.
+            Number of new nodes. Their ids follow the others of their type.
         features : mapping of str to array, shape (n, …)
-            Rows of every feature of the dataset, of its dtype; see :meth:`add_feature` for inputs.
+            Rows of every feature of the nodes, of its dtype; see :meth:`add_feature` for inputs.
         data : mapping of str to array, shape (any, …)
             Rows to append to node data. Data with a row for each node needs ``n``; others, such as index sets, may be left out.
+        type : str, optional
+            The type of the nodes, in a graph of several types.
         progress : bool
             Show a progress bar, on a terminal and in a notebook.
 
         Returns
         -------
         range
-            The new ids. This handle goes on showing the old nodes, as all others do: open the dataset again.
+            The new ids, within the type. This handle goes on showing the old nodes, as all others do: open the dataset again.
 
         Raises
         ------
-        TypeError, ValueError
-            A field lacks rows, or is not there; rows have a wrong number, shape or dtype; there would be 2³¹ nodes or more,
-            whose ids are wider.
+        KeyError, TypeError, ValueError
+            There is no such type, or none is named; a field lacks rows, or is not there; rows have a wrong number, shape or
+            dtype; there would be 2³¹ nodes or more, whose ids are wider.
         NotImplementedError
-            The graph has several types, or is a part; or its nodes have names (:meth:`ids`).
+            The graph is a part; or the nodes of the type have names (:meth:`ids`).
         BudgetError, BusyError, CommittedError, FormatError, CorruptionError, OSError
             See :meth:`add_feature`. BusyError also if another handle has changed a field since this one was opened.
 
@@ -227,6 +231,10 @@ class ChangingDataset(OpenDataset):
         last chunk, the chunks' directory and out-degrees are written anew. Edges of the new nodes need a new dataset
         (:meth:`from_edge_index`). Kept parts, saved neighbour caches and packs of the old graph are stale.
 
+        Types are ranges of ids, so nodes of types behind this one get other ids in the files, not for the user. If edges begin
+        at such nodes, neighbour ids are written anew, or the chunks from the first one that changes; and so are features that
+        share a file with rows of such types. Appending to the last of :attr:`node_types` costs what it costs with one type.
+
         Examples
         --------
         >>> g.append_nodes(2, {"x": np.zeros((2, 16), np.float32)})                 # doctest: +SKIP
@@ -234,19 +242,20 @@ class ChangingDataset(OpenDataset):
         """
         self.check_open()
         self.refuse_part("append_nodes()")
-        self.refuse_types("append_nodes()")
-        if maps_of(self.catalog):
+        new = Insertion(self.types, self._type_of_nodes(type), check_at_least("n", n, 1))
+        if new.of in maps_of(self.catalog):
+            of = "" if self.types.is_one else f" of type {new.of!r}"
             raise NotImplementedError(
-                f"the nodes of {self.path} have names, which new ones would lack: import the tables with the new nodes in them"
+                f"the nodes{of} of {self.path} have names, which new ones would lack: import the tables with the new nodes"
             )
-        n, progress = check_at_least("n", n, 1), check_flag("progress", progress)
+        progress = check_flag("progress", progress)
         snapshot = self.snapshot
-        sources = appended_rows(self.catalog, n, features, data)
+        sources = appended_rows(self.catalog, new, features, data)
         with self.or_closed():
             catalog = append_nodes(
                 self.path,
                 self.catalog,
-                n,
+                new,
                 sources,
                 snapshot.rows_of,
                 snapshot.file_of,
@@ -258,7 +267,19 @@ class ChangingDataset(OpenDataset):
                 stale=self.stale_features,
             )
         snapshot.committed(catalog)
-        return range(self.num_nodes, self.num_nodes + n)
+        return range(new.kind.n, new.kind.n + new.n)
+
+    def _type_of_nodes(self, type: str | None) -> str:
+        """Check the name of a type of nodes, which may be left out if there is one without a name."""
+        names = ", ".join(map(repr, self.types.nodes))
+        if type is None and not self.types.is_one:
+            raise ValueError(f"the graph has several types, so type= names that of the new nodes: {names}")
+        if type is not None and not isinstance(type, str):
+            raise TypeError(f"type must be the name of a node type, one of {names}, not {type!r}")
+        of = ONE_NODE if type is None else type
+        if of not in self.types.nodes:
+            raise KeyError(f"no node type {of!r}; there is {names}")
+        return of
 
     def update_data(self, name: str, ids: Any, rows: Any, *, type: str | None = None, progress: bool = True) -> None:
         """Change rows of node data in the dataset, in one commit. ``g.node_data[name]`` has them at once.

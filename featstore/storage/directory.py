@@ -9,6 +9,7 @@ lock is released.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -201,22 +202,27 @@ def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
     The directory stays if another process opens its files for longer than ``patience_s``, or if removing fails. The next
     builder removes it then.
     """
+    name = os.path.join(path, OPENING_LOCK)
     for _ in range(2):  # a call that failed once (too many open files, a signal) need not fail again
+        lock: FileLock | None = None
         try:
-            lock = FileLock(os.path.join(path, OPENING_LOCK), exclusive=True, patience_s=patience_s)
+            lock = FileLock(name, exclusive=True, patience_s=patience_s)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except BusyError:
             return False
-        except OSError:
-            continue
+        except OSError as error:
+            # A full drive may have no room for a lock file. Where there is none, no reader has locked it.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.path.lexists(name):
+                continue
         try:
             with contextlib.suppress(OSError):  # raised by a stripe, or by closing a folder, which rmtree does not ignore
                 remove_stripes(path)  # first: nothing but the links in it says where they are
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             with contextlib.suppress(OSError):
-                lock.release()
+                if lock is not None:
+                    lock.release()
         if not os.path.lexists(path):
             return True
     return False

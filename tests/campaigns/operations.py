@@ -38,6 +38,7 @@ KEPT = {"g", "p", "drive", "in", "out"}  # entries of a root; all others are lef
 CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
 APPENDED = 7
+TYPES = ("a", "b")
 KEY = "drive/speed"
 FULL, MEMORY, ENDED = "ENOSPC", "ENOMEM", "Ctrl-C"
 IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
@@ -56,6 +57,20 @@ def make(path: Path, which: str, overwrite: bool = False, **form: Any) -> None:
     featstore.OutOfCoreGraph.create(
         path, indptr, edges[0][order], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB", progress=False, **form
     ).close()
+
+
+def make_types(root: Path) -> None:
+    """A dataset of two types, whose features share a file: nodes of one have ids behind those of the other."""
+    edges, x = arrays("old")
+    nodes = {name: featstore.Nodes(N["old"], {"x": x}, {"y": x[:, 0]}) for name in TYPES}
+    pairs = {("b", "to", "a"): edges, ("a", "to", "b"): edges}
+    featstore.OutOfCoreGraph.create(root / "g", nodes=nodes, edges=pairs, memory="9MiB", progress=False).close()
+
+
+def append_to_a_type(root: Path) -> None:
+    with opened(root) as g:
+        rows = np.full((APPENDED, 5), APPENDED, np.float32)
+        g.append_nodes(APPENDED, {"x": rows}, {"y": rows[:, 0]}, type="a", progress=False)
 
 
 def rows_of_w() -> np.ndarray:
@@ -229,7 +244,21 @@ def verify(root: Path) -> None:
 # -- what is there ---------------------------------------------------------------------------------------------------------------
 
 
+def check_types(g: featstore.OutOfCoreGraph) -> str:
+    n, found = N["old"], g.num_nodes - 2 * N["old"]
+    for name in TYPES:
+        x, y = g[name].features["x"][:], g[name].node_data["y"]
+        assert x[:, 0].equal(y)
+        assert y.tolist() == [n] * n + [APPENDED] * (found if name == "a" else 0)
+    sources = g.topology.lists(np.arange(g.types.num_lists), 1 << 20)
+    ids = np.sort(np.concatenate([each.ids.copy() for each in sources])) % (n + found)
+    assert np.array_equal(np.sort(ids), np.sort(np.tile(arrays("old")[0][0], 2)))
+    return {0: "old types", APPENDED: "appended to a type"}[found]
+
+
 def check_rows(g: featstore.OutOfCoreGraph) -> str:
+    if not g.types.is_one:
+        return check_types(g)
     n = N["old"] if g.num_nodes == N["old"] + APPENDED else g.num_nodes
     assert bool((g.features["x"][:n] == n).all())
     assert bool((g.features["x"][n:] == APPENDED).all())
@@ -251,7 +280,7 @@ def state(root: Path) -> tuple[Any, ...]:
         catalog = read_catalog(root / "g")
         found += [catalog.topology, sum("/" in name for name in catalog.files)]
         found.append(json.dumps({key: catalog.extra.get(key) for key in ("cache/neighbors", KEY)}, sort_keys=True))
-        for seed in (1, 2):
+        for seed in (1, 2) if "node_types" not in catalog.dataset else ():  # lists of types are not cached at random
             with opened(root) as g:
                 g.cache_neighbors(CACHE_BYTES, "random", seed=seed)  # from the saved one, where that is this
     if os.path.lexists(root / "p"):
@@ -418,6 +447,7 @@ SCENARIOS = {
     "append": Scenario(an_old_dataset, lambda root: change(root, "append")),
     "append to chunks": Scenario(chunks, lambda root: change(root, "append")),
     "append to stripes": Scenario(stripes, lambda root: change(root, "append")),
+    "append to a type": Scenario(make_types, append_to_a_type),
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),

@@ -166,13 +166,6 @@ def test_a_handle_that_has_not_seen_a_change_appends_nothing(tmp_path: Path) -> 
                 g.append_nodes(3, {**X, **({"z": np.zeros(3)} if g is one else {})}, Y, progress=False)
 
 
-def test_a_graph_of_types_is_refused(tmp_path: Path) -> None:
-    g = featstore.OutOfCoreGraph.create(tmp_path / "g", nodes={"a": featstore.Nodes(3)}, edges={}, progress=False)
-    with pytest.raises(NotImplementedError, match=re.escape("append_nodes()")):
-        g.append_nodes(1)
-    g.close()
-
-
 def test_a_graph_whose_nodes_have_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("from,to\nb,a\nc,b\n")
     table = EdgeTable(tmp_path / "edges.csv", src="from", dst="to")

@@ -120,7 +120,6 @@ def test_a_graph_without_types_has_one_of_each(small: SimpleNamespace) -> None:
 
 REFUSED: dict[str, Callable[[Any], object]] = {
     "PartitionBatches": lambda g: featstore.PartitionBatches(g, [0, 1], 2, parts=np.zeros(70, np.int32)),
-    "append_nodes": lambda g: g.append_nodes(1, {}),
     "edges": lambda g: g.edges(),
     "in_degree": lambda g: g.in_degree,
     "indptr": lambda g: g.indptr,

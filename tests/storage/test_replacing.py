@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -153,6 +154,27 @@ def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_pat
         os.close(fd)
     BuildDirectory(tmp_path / "g", overwrite=True).__exit__(None, None, None)
     assert os.listdir(tmp_path) == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_locked"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.ENOSPC, True), (errno.EIO, False)]
+)
+def test_a_full_drive_needs_no_room_for_a_lock_file(
+    error: int, is_locked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = tmp_path / "out.tmp-0"
+    half.mkdir()
+    (half / "edges.npy").touch()
+    if is_locked:
+        (half / OPENING_LOCK).touch()
+
+    def fail(path: str, **_: object) -> FileLock:
+        raise OSError(error, os.strerror(error), path)
+
+    monkeypatch.setattr(directory, "FileLock", fail)
+    is_removed = error != errno.EIO and not is_locked
+    assert remove_replaced(str(half)) == is_removed
+    assert half.exists() != is_removed
 
 
 def test_a_directory_that_is_being_removed_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
