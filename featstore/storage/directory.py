@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError, FormatError
 from featstore.storage.calls import close_quietly, naming, open_regular
 from featstore.storage.format import resolve_inside
@@ -148,7 +149,7 @@ def _open(path: str, what: str) -> OpenDirectory | None:
 
 def _open_there(path: str, what: str) -> OpenDirectory:
     try:
-        return OpenDirectory(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        return OpenDirectory(path, open_fd(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except NotADirectoryError:
         if not os.path.lexists(path):
             raise  # a parent in the path is no directory

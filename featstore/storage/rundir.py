@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from featstore._core.descriptor import open_fd
 from featstore.config import format_size, user_path
 from featstore.errors import BusyError
 from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly
@@ -164,7 +165,7 @@ def _make_parent(path: str) -> None:
 
 
 def _mark(parent: str) -> None:
-    close_quietly(os.open(os.path.join(parent, MADE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
+    close_quietly(open_fd(os.path.join(parent, MADE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
 
 
 def _remove_parent(path: str) -> None:

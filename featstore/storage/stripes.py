@@ -22,6 +22,7 @@ from typing import Final
 
 import xxhash
 
+from featstore._core.descriptor import open_fd
 from featstore.storage.calls import close_quietly
 from featstore.storage.format import STRIPE, STRIPE_PREFIX
 from featstore.storage.writer import fsync_directory
@@ -50,7 +51,7 @@ def make_stripe(root: str, directory: str) -> str:
         os.mkdir(target)
         mark = os.path.join(target, mark_of(link))
         made.append((os.unlink, mark))
-        close_quietly(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
+        close_quietly(open_fd(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
         fsync_directory(target)
         fsync_directory(directory)
     except BaseException:

@@ -6,6 +6,7 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.bits cimport row_t
 from featstore._core.buffers cimport Arena, arena_for
+from featstore._core.descriptor cimport take
 from featstore._core.pthread cimport (
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_wait, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -68,13 +69,13 @@ cdef class Stream:
         The kernel refuses a ring.
     """
 
-    def __cinit__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
+    def __cinit__(self, fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
                   const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
         cdef Py_ssize_t i
         cdef bint good = True
         self.pid = getpid()
         self.ring.fd = -1
-        self.s.job.fd, self.has_fd = fd, True
+        self.s.job.fd, self.has_fd = take(fd), True
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
         self.path = path
@@ -155,7 +156,7 @@ cdef class Stream:
             raise MemoryError
         self.n_parts = n
         for k in range(n):
-            self.s.parts[k].fd = self.s.job.fd if k == 0 else fds[k - 1]
+            self.s.parts[k].fd = self.s.job.fd if k == 0 else take(fds[k - 1])
             if seeds is not None:
                 self.s.parts[k].sums = self.s.job.sums + first
                 fs_secret_init(&self.s.parts[k].secret, seeds[k])
