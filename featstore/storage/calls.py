@@ -26,6 +26,7 @@ __all__ = [
     "pread_exactly",
     "pread_into",
     "pwrite_all",
+    "remove_tree",
 ]
 
 CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # errors of a place where nothing may be written
@@ -180,3 +181,35 @@ def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> Non
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         done += count
+
+
+def remove_tree(path: str, *, quiet: bool = False) -> None:
+    """Remove a directory with all that is in it, never following a link. What cannot be removed stays; all else goes.
+
+    Raises the first OSError once the others are removed, unless ``quiet``. Ctrl-C within ``shutil.rmtree`` may leave a descriptor
+    open; or it is lost, because one is then closed twice, and the second error takes its place.
+    """
+    failures = list[OSError]()
+    _remove_tree(path, path, None, failures)
+    if failures and not quiet:
+        raise failures[0]
+
+
+def _remove_tree(name: str, path: str, dir_fd: int | None, failures: list[OSError]) -> None:
+    try:
+        fd = open_fd(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        for entry in list(os.scandir(fd)):
+            inside = os.path.join(path, entry.name)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(entry.name, inside, fd, failures)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+            except FileNotFoundError:  # another process was faster
+                pass
+            except OSError as error:
+                failures.append(OSError(error.errno, error.strerror, inside))
+        close_quietly(fd)
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError as error:
+        failures.append(OSError(error.errno, error.strerror, path))

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError, FormatError
-from featstore.storage.calls import close_quietly, naming, open_regular
+from featstore.storage.calls import close_quietly, naming, open_regular, remove_tree
 from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 from featstore.storage.stripes import remove_stripes
@@ -212,9 +211,9 @@ def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
         except OSError:
             continue
         try:
-            with contextlib.suppress(OSError):  # raised by a stripe, or by closing a folder, which rmtree does not ignore
+            with contextlib.suppress(OSError):  # raised by a stripe
                 remove_stripes(path)  # first: nothing but the links in it says where they are
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path, quiet=True)
         finally:
             with contextlib.suppress(OSError):
                 lock.release()

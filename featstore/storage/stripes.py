@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ from typing import Final
 import xxhash
 
 from featstore._core.descriptor import open_fd
-from featstore.storage.calls import close_quietly
+from featstore.storage.calls import close_quietly, remove_tree
 from featstore.storage.format import STRIPE, STRIPE_PREFIX
 from featstore.storage.writer import fsync_directory
 
@@ -78,7 +77,7 @@ def remove_stripe(root: str, name: str) -> None:
     if not os.path.islink(link):  # a copy that followed the link; or a mount point, which cannot be renamed and keeps its files
         gone = os.path.join(root, f"{STRIPE_PREFIX}{uuid.uuid4().hex}")
         os.rename(link, gone)
-        shutil.rmtree(gone)
+        remove_tree(gone)
         return
     target, is_left = os.readlink(link), False
     with contextlib.suppress(FileNotFoundError):  # the stripe was not made yet, or is gone
