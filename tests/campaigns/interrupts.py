@@ -1,0 +1,230 @@
+"""Ctrl-C in every operation: at system calls, at bytecodes and at random moments; what it leaves, and how soon it comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import featstore
+from featstore.testing.faults import sweep
+from tests.campaigns.checks import BadStateError, prepared, report
+from tests.campaigns.test_failing_calls import files_in
+from tests.campaigns.test_kills import CALLS
+from tests.system.test_faults import descriptors
+
+__all__ = ["LATEST_S", "AtBytecode", "Struck", "interrupt_at_bytecodes", "interrupt_at_calls", "interrupt_at_moments"]
+
+LATEST_S = 1.0  # from the signal until KeyboardInterrupt has left the operation
+OURS = os.path.dirname(featstore.__file__) + os.sep
+# Modules that open a file in Python's own bytecodes: an interrupt there may leave one.
+OPENS_IN_PYTHON = ("tempfile.py", "shutil.py")
+
+
+def expect_interrupts() -> list[str]:
+    """List interrupts that CPython drops, in destructors and the like, and files that an interrupt leaves to be collected."""
+    dropped = list[str]()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = lambda what: dropped.append(f"{what.exc_value!r} in {what.object!r}")
+    return dropped
+
+
+class Struck:
+    """An operation that is interrupted again and again; what is left after each is checked.
+
+    ``n_left`` counts descriptors that interrupts left within modules that open files in Python, ``n_dropped`` interrupts that
+    CPython dropped in destructors and callbacks, and reported; ``slowest_s`` is how late the latest KeyboardInterrupt was.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.ready, self._dropped = prepared(folder, name), expect_interrupts()
+        self._before = descriptors()
+        self.n_struck = self.n_dropped = self.n_left = 0
+        self.slowest_s = 0.0
+
+    def attempt(self) -> tuple[BaseException | None, float]:
+        """Call the operation; return the KeyboardInterrupt that came out, if one did, and when that was."""
+        try:
+            self.ready.call()
+        except KeyboardInterrupt as error:
+            return error, time.monotonic()
+        return None, time.monotonic()
+
+    def check(self, error: BaseException | None, where: str, struck_s: float | None, ended_s: float) -> None:
+        """Check what is left after ``error``. BadStateError: too much, or the interrupt was lost or late.
+
+        ``struck_s`` is when the interrupt came, None where none did, and ``ended_s`` when the operation was over.
+        """
+        where = f"{self.ready.name}: {where}"
+        reported = [what for what in self._dropped if what.startswith("KeyboardInterrupt")]
+        assert len(reported) == len([what for what in self._dropped if not what.startswith("ResourceWarning")]), self._dropped
+        if struck_s is not None:
+            self.n_struck += 1
+            if error is None and not reported:
+                raise BadStateError(f"{where}: the interrupt was swallowed")
+            if error is not None:
+                self.slowest_s = max(self.slowest_s, ended_s - struck_s)
+                if ended_s - struck_s > LATEST_S:
+                    raise BadStateError(f"{where}: KeyboardInterrupt came after {ended_s - struck_s:.2f} s")
+        self.ready.is_new_after(error, where, may_leave=struck_s is not None)
+        opener = "" if error is None else innermost(error)
+        if error is not None:  # its frames hold what was open
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        found = descriptors(self._before, 1.0)
+        numbers = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
+        more = {each for each in found if each.partition(":")[0] not in numbers}
+        if files_in(more) and os.path.basename(opener) not in OPENS_IN_PYTHON:
+            raise BadStateError(f"{where}: {more} is open after an interrupt in {opener}")
+        if (
+            more - files_in(more) and not self.ready.scenario.resumes
+        ):  # where several threads are at work, a pool has as many as were
+            raise BadStateError(f"{where}: {more} goes on")
+        self._before = found
+        self.n_left += len(files_in(more))
+        self.n_dropped += len(reported)
+        self._dropped.clear()
+
+    def report(self, campaign: str, **figures: Any) -> None:
+        counts = {"interrupts": self.n_struck, "dropped_by_cpython": self.n_dropped, "descriptors_left": self.n_left}
+        counts |= {"slowest_ms": round(1000 * self.slowest_s), "left": self.ready.n_left, "states": self.ready.n_states}
+        report(campaign, operation=self.ready.name, **counts, **figures)
+
+
+def innermost(error: BaseException) -> str:
+    """The file whose code was at work when an error was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_filename
+
+
+# -- at system calls -------------------------------------------------------------------------------------------------------------
+
+
+def interrupt_at_calls(folder: str, name: str, step: int = 1) -> None:
+    """Interrupt an operation at every ``step``-th system call on files; in the child."""
+    struck = Struck(folder, name)
+    for fault in sweep(struck.ready.root, CALLS, "interrupt", step=step):
+        struck.ready.fresh()
+        with fault:
+            error, ended_s = struck.attempt()
+        struck.check(error, f"interrupted at call {fault.k}", fault.fired_s if fault.fired else None, ended_s)
+    struck.report("interrupts at calls")
+
+
+# -- at bytecodes ----------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def looks_for_signals(code: CodeType) -> frozenset[int]:
+    """List the bytecodes after which CPython looks for signals: calls, backward jumps, and the beginning of a function."""
+    names = ((each.offset, each.opname) for each in dis.get_instructions(code))
+    return frozenset(at for at, name in names if name.startswith(("CALL", "RESUME")) or "BACKWARD" in name)
+
+
+class AtBytecode:
+    """Raise KeyboardInterrupt in this thread at the ``k``-th place in the library's bytecodes where a signal may come out.
+
+    A place counts when it is met first. ``struck_s`` is when it was raised, None where there are fewer places; ``n`` is how many
+    were met.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k, self._met = k, set[tuple[int, int]]()
+        self._codes = dict[int, tuple[CodeType, frozenset[int]]]()  # by id: hashing a code object takes long
+        self.struck_s: float | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self._met)
+
+    def __enter__(self) -> AtBytecode:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if id(code) not in self._codes:
+            self._codes[id(code)] = code, looks_for_signals(code)
+        looks, last, number = self._codes[id(code)][1], -1, id(code)
+
+        def step(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+            nonlocal last
+            if event == "opcode":
+                before, last = last, frame.f_lasti
+                if before in looks and (number, before) not in self._met:
+                    self._met.add((number, before))
+                    if len(self._met) == self._k:
+                        self.struck_s = time.monotonic()
+                        raise KeyboardInterrupt
+            return step
+
+        return step
+
+
+def interrupt_at_bytecodes(folder: str, name: str, step: int = 1) -> None:
+    """Interrupt an operation at every ``step``-th place in bytecodes where a signal may come out; in the child."""
+    struck, k = Struck(folder, name), 1
+    while True:
+        struck.ready.fresh()
+        with AtBytecode(k) as interrupt:
+            error, ended_s = struck.attempt()
+        struck.check(error, f"interrupted at bytecode {k}", interrupt.struck_s, ended_s)
+        if interrupt.struck_s is None:
+            break
+        k += step
+    assert struck.n_struck > 1
+    struck.report("interrupts at bytecodes", places=interrupt.n)
+
+
+# -- at random moments -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def strikes() -> Iterator[list[float]]:
+    """List when an alarm's KeyboardInterrupt is raised."""
+    raised = list[float]()
+
+    def strike(*_: object) -> None:
+        raised.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        yield raised
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt_at_moments(folder: str, name: str, n: int) -> None:
+    """Interrupt an operation ``n`` times at random moments; in the child."""
+    struck, draws, usual_s = Struck(folder, name), random.Random(name), 0.05
+    while struck.n_struck < n:
+        struck.ready.fresh()
+        error: BaseException | None = None
+        with strikes() as raised:
+            after_s, began_s = draws.uniform(1e-4, usual_s), time.monotonic()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after_s)
+                struck.ready.call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt as caught:
+                error = caught
+            ended_s = time.monotonic()
+        usual_s = min(usual_s * 1.1, 5) if raised else min(usual_s * 0.9, ended_s - began_s)
+        struck.check(error, f"interrupted after {after_s} s", began_s + after_s if raised else None, ended_s)
+    struck.report("interrupts at moments")
