@@ -83,9 +83,8 @@ class Struck:
         more = {each for each in found if each.partition(":")[0] not in numbers}
         if files_in(more) and os.path.basename(opener) not in OPENS_IN_PYTHON:
             raise BadStateError(f"{where}: {more} is open after an interrupt in {opener}")
-        if (
-            more - files_in(more) and not self.ready.scenario.resumes
-        ):  # where several threads are at work, a pool has as many as were
+        # Where several threads are at work, a pool has as many as were busy at once.
+        if more - files_in(more) and not self.ready.scenario.resumes:
             raise BadStateError(f"{where}: {more} goes on")
         self._before = found
         self.n_left += len(files_in(more))

@@ -139,7 +139,7 @@ def test_ctrl_c_at_many_moments(small, options):
 
 
 def leave_open(folder: str) -> None:
-    """A control, in the child: files have no owner until their number is assigned, and closings that are interrupted end there."""
+    """A control, in the child: files have no owner, so what does not close them leaves them open."""
     for module in (builddir, calls, directory, lock):
         module.open_fd = os.open  # type: ignore[attr-defined]
     with pytest.raises(BadStateError, match="is open after an interrupt in"):
