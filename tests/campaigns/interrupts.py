@@ -21,7 +21,15 @@ from tests.campaigns.test_failing_calls import files_in
 from tests.campaigns.test_kills import CALLS
 from tests.system.test_faults import descriptors
 
-__all__ = ["LATEST_S", "AtBytecode", "Struck", "interrupt_at_bytecodes", "interrupt_at_calls", "interrupt_at_moments"]
+__all__ = [
+    "LATEST_S",
+    "AtBytecode",
+    "Struck",
+    "expect_interrupts",
+    "interrupt_at_bytecodes",
+    "interrupt_at_calls",
+    "interrupt_at_moments",
+]
 
 LATEST_S = 1.0  # from the signal until KeyboardInterrupt has left the operation
 OURS = os.path.dirname(featstore.__file__) + os.sep

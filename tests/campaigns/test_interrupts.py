@@ -15,14 +15,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
 from featstore.storage import builddir, calls, directory, lock
 from tests.campaigns.checks import BadStateError, report
-from tests.campaigns.interrupts import LATEST_S, interrupt_at_bytecodes, interrupt_at_calls, interrupt_at_moments
+from tests.campaigns.interrupts import (
+    LATEST_S,
+    AtBytecode,
+    expect_interrupts,
+    interrupt_at_bytecodes,
+    interrupt_at_calls,
+    interrupt_at_moments,
+)
 from tests.campaigns.operations import SCENARIOS
 from tests.support.loaders import make_loader
 from tests.support.programs import run_in_fork
+from tests.system.test_faults import descriptors
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -170,6 +179,32 @@ def come_late(folder: str) -> None:
     builddir.BuildDirectory._leave = leave  # type: ignore[method-assign]
     with pytest.raises(BadStateError, match="KeyboardInterrupt came after 1"):
         interrupt_at_calls(folder, "create", 23)
+
+
+def close_again(path: str) -> None:
+    """Interrupt the closing of a dataset at each bytecode, in the child, then close it again: all is closed while it lives on."""
+    dropped, k = expect_interrupts(), 1
+    with featstore.open(path, memory="64MiB", backend="pread") as g:
+        g.features["x"].take_async([1]).result()
+    before = descriptors()
+    while True:
+        g = featstore.open(path, memory="64MiB", backend="pread")
+        g.features["x"].take_async([1]).result()
+        featstore.NeighborSampler(g, [5]).sample(torch.arange(5))
+        with AtBytecode(k) as interrupt, contextlib.suppress(KeyboardInterrupt):
+            g.close()
+        g.close()
+        assert descriptors(before) == before, k
+        assert g.budget.used == 0, k
+        if interrupt.struck_s is None:
+            break
+        k += 1
+    assert k > 100
+    report("interrupts of closing", interrupts=k - 1, dropped_by_cpython=len(dropped))
+
+
+def test_a_dataset_whose_closing_was_interrupted_is_closed_by_the_next_call(small) -> None:
+    run_in_fork(close_again, os.fspath(small.path))
 
 
 CONTROLS = [leave_open, swallow, come_late]

@@ -1,4 +1,4 @@
-"""Removing folders: with all that is in them, past what cannot go, never through a link. Other calls: tests/storage/test_format.py."""
+"""Removing folders: with all in them, past what cannot go, never through a link. Other calls: test_format.py."""
 
 from __future__ import annotations
 
