@@ -11,8 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import numpy as np
 
 import featstore
 from featstore.testing.faults import sweep
@@ -22,6 +25,7 @@ from tests.campaigns.test_kills import CALLS
 from tests.system.test_faults import descriptors
 
 __all__ = [
+    "LARGE",
     "LATEST_S",
     "AtBytecode",
     "Struck",
@@ -29,6 +33,7 @@ __all__ = [
     "interrupt_at_bytecodes",
     "interrupt_at_calls",
     "interrupt_at_moments",
+    "interrupt_large",
 ]
 
 LATEST_S = 1.0  # from the signal until KeyboardInterrupt has left the operation
@@ -235,3 +240,83 @@ def interrupt_at_moments(folder: str, name: str, n: int) -> None:
         usual_s = min(usual_s * 1.1, 5) if raised else min(usual_s * 0.9, ended_s - began_s)
         struck.check(error, f"interrupted after {after_s} s", began_s + after_s if raised else None, ended_s)
     struck.report("interrupts at moments")
+
+
+# -- of large operations ---------------------------------------------------------------------------------------------------------
+
+
+N_LARGE = 400_000
+
+
+@functools.cache
+def large_arrays() -> tuple[Any, Any]:
+    draws = np.random.default_rng(1)
+    return draws.integers(0, N_LARGE, (2, 6_000_000)), draws.standard_normal((N_LARGE, 64), np.float32)
+
+
+def make_large(root: Path) -> None:
+    """A dataset whose operations take seconds, so that what looks for no signal is noticed by its delay."""
+    edges, x = large_arrays()
+    options: dict[str, Any] = {"memory": "96MiB", "overwrite": True, "progress": False}
+    featstore.OutOfCoreGraph.from_edge_index(root / "g", edges, N_LARGE, {"x": x}, **options).close()
+
+
+def on_large(use: Callable[[featstore.OutOfCoreGraph], object]) -> Callable[[Path], None]:
+    def call(root: Path) -> None:
+        with featstore.open(root / "g", memory="96MiB") as g:
+            use(g)
+
+    return call
+
+
+def train(g: featstore.OutOfCoreGraph) -> None:
+    for _ in featstore.Loader(g, featstore.NeighborSampler(g, [10, 10]), np.arange(0, N_LARGE, 2), 1000):
+        pass
+
+
+LARGE: dict[str, Callable[[Path], None]] = {
+    "from_edge_index": make_large,
+    "convert": lambda root: featstore.convert(root / "g", topology="chunked", memory="96MiB", progress=False),
+    "convert back": lambda root: featstore.convert(root / "g", topology="csc", memory="96MiB", progress=False),
+    "verify": on_large(lambda g: g.verify(progress=False)),
+    "aggregate": on_large(lambda g: g.aggregate("x", "mean", name="m", overwrite=True, progress=False)),
+    "partition": on_large(lambda g: featstore.partition(g, 8, "fennel", progress=False)),
+    "cache": on_large(lambda g: (g.cache("x", 0.2, "degree"), g.cache_neighbors("16MiB", "degree"))),
+    "epoch": on_large(train),
+}
+
+
+def interrupt_large(folder: str, name: str, n: int) -> None:
+    """Interrupt a large operation ``n`` times at random moments, in the child: KeyboardInterrupt comes within a second."""
+    root, call, draws = Path(folder), LARGE[name], random.Random(name)
+    dropped, delays, lost = expect_interrupts(), [0.0], 0
+    make_large(root)
+    if name == "convert back":
+        LARGE["convert"](root)
+    began_s = time.monotonic()
+    call(root)
+    usual_s = time.monotonic() - began_s
+    if name.startswith("convert"):  # what is interrupted starts from the other form
+        LARGE["convert" if name == "convert back" else "convert back"](root)
+    before = descriptors()
+    while len(delays) <= n:
+        with strikes() as raised:
+            after_s, began_s, error = draws.uniform(0, usual_s), time.monotonic(), None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after_s)
+                call(root)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt as caught:
+                error = innermost(caught)
+            late_s = time.monotonic() - began_s - after_s
+        if error is None and not raised:
+            usual_s *= 0.9
+            continue
+        lost += error is None
+        delays.append(late_s if error is not None else 0.0)
+        if late_s > LATEST_S and error is not None:
+            raise BadStateError(f"{name}: KeyboardInterrupt came {late_s:.2f} s late, after {after_s:.2f} s, in {error}")
+        assert files_in(descriptors(before, 1.0)) <= files_in(before), (name, after_s)
+    assert lost <= len([what for what in dropped if what.startswith("KeyboardInterrupt")]), (name, dropped)
+    figures = {"interrupts": n, "dropped_by_cpython": lost, "slowest_ms": round(1000 * max(delays))}
+    report("interrupts of large operations", operation=name, **figures)
