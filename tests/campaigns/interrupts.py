@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -94,7 +95,7 @@ class Struck:
         found = descriptors(self._before, 1.0)
         numbers = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
         more = {each for each in found if each.partition(":")[0] not in numbers}
-        if files_in(more) and os.path.basename(opener) not in OPENS_IN_PYTHON:
+        if files_in(more) and os.path.basename(opener).partition(":")[0] not in OPENS_IN_PYTHON:
             raise BadStateError(f"{where}: {more} is open after an interrupt in {opener}")
         # Where several threads are at work, a pool has as many as were busy at once.
         if more - files_in(more) and not self.ready.scenario.resumes:
@@ -111,11 +112,9 @@ class Struck:
 
 
 def innermost(error: BaseException) -> str:
-    """The file whose code was at work when an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else trace.tb_frame.f_code.co_filename
+    """The file whose code was at work when an error was raised, and the line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f"{each.filename}:{each.lineno}" for each in reversed(frames) if each.filename != __file__), "")
 
 
 # -- at system calls -------------------------------------------------------------------------------------------------------------

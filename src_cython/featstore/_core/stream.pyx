@@ -204,12 +204,18 @@ cdef class Stream:
         return self.s.waited_ns / 1e9
 
     def read(self):
-        """Read until the end, an error or :meth:`stop`; by one thread with io_uring, by several with pread."""
+        """Read until the end, an error or :meth:`stop`; by one thread with io_uring, by several with pread.
+
+        Nothing is read once the stream is closed: Ctrl-C may leave a thread that begins only then.
+        """
+        if not self.is_in():
+            return
         with nogil:
             if self.ring.fd >= 0:
                 fs_stream_uring(&self.s, &self.ring)
             else:
                 fs_stream_pread(&self.s)
+        self.leave()
 
     def scatter(self, uint64_t n, positions, uint8_t[:, ::1] out not None):
         """Copy the next ``n`` rows, which begin at a page, to rows ``positions`` (int32 or int64) of ``out``; None: 0 … n - 1.
@@ -227,15 +233,18 @@ cdef class Stream:
             self.leave()
 
     cdef int enter(self) except -1:
-        """Begin to use the buffers: :meth:`close` waits for whoever does."""
+        if not self.is_in():
+            raise ClosedError(f"{self.path} is closed")
+        return 0
+
+    cdef bint is_in(self) noexcept:
+        """Begin to use the buffers, unless they are closed: :meth:`close` waits for whoever does."""
         cdef bint closed
         pthread_mutex_lock(&self.s.lock)
         closed = self.s.closed
         self.n_inside += not closed
         pthread_mutex_unlock(&self.s.lock)
-        if closed:
-            raise ClosedError(f"{self.path} is closed")
-        return 0
+        return not closed
 
     cdef void leave(self) noexcept:
         pthread_mutex_lock(&self.s.lock)
@@ -284,7 +293,9 @@ cdef class Stream:
         raise IndexError(f"nothing more is read of {self.path}")
 
     def stop(self):
-        """End readers and consumer; the readers' threads may then be joined."""
+        """End readers and consumer; the readers' threads may then be joined. In a forked child there are none."""
+        if self.pid != getpid():
+            return
         pthread_mutex_lock(&self.s.lock)
         self.s.closed = True
         pthread_cond_broadcast(&self.s.landed)
@@ -292,7 +303,7 @@ cdef class Stream:
         pthread_mutex_unlock(&self.s.lock)
 
     def close(self):
-        """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
+        """Give buffers and descriptor back. Waits for readers and a consumer, which end early."""
         cdef int fd = self.s.job.fd
         cdef uint32_t k
         if not self.has_fd:  # a half-made object has descriptor 0, which is another's
