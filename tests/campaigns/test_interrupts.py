@@ -21,12 +21,14 @@ import featstore
 from featstore.storage import builddir, calls, directory, lock
 from tests.campaigns.checks import BadStateError, report
 from tests.campaigns.interrupts import (
+    LARGE,
     LATEST_S,
     AtBytecode,
     expect_interrupts,
     interrupt_at_bytecodes,
     interrupt_at_calls,
     interrupt_at_moments,
+    interrupt_large,
 )
 from tests.campaigns.operations import SCENARIOS
 from tests.support.loaders import make_loader
@@ -230,6 +232,16 @@ def test_ctrl_c_in_some_operations(tmp_path: Path) -> None:
 @pytest.mark.parametrize("control", CONTROLS)
 def test_a_defect_is_noticed(control: Callable[[str], None], tmp_path: Path) -> None:
     run_in_fork(control, str(tmp_path))
+
+
+def test_ctrl_c_in_a_large_operation(tmp_path: Path) -> None:
+    run_in_fork(interrupt_large, str(tmp_path), "convert", 5)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", LARGE)
+def test_ctrl_c_in_every_large_operation(name: str, tmp_path: Path) -> None:
+    run_in_fork(interrupt_large, str(tmp_path), name, 40, timeout_s=3000)
 
 
 @pytest.mark.stress
