@@ -175,7 +175,9 @@ class AtBytecode:
 
         def step(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
             nonlocal last
-            if event == "opcode":
+            if event == "exception":  # a call that raises leads to its handler at once
+                last = -1
+            elif event == "opcode":
                 before, last = last, frame.f_lasti
                 if before in looks and (number, before) not in self._met:
                     self._met.add((number, before))
