@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import featstore
-from featstore.testing.faults import sweep
+from featstore.testing.faults import Fault, sweep
 from tests.campaigns.checks import BadStateError, prepared, report
 from tests.campaigns.test_failing_calls import files_in
 from tests.campaigns.test_kills import CALLS
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 LATEST_S = 1.0  # from the signal until KeyboardInterrupt has left the operation
+TRIES = 3  # at the same place, where it is later: a machine with other load may have had no time for it
+Outcome: TypeAlias = "tuple[BaseException | None, float | None, float]"  # what came out; when the interrupt came; the end
 OURS = os.path.dirname(featstore.__file__) + os.sep
 # Modules that open a file in Python's own bytecodes: an interrupt there may leave one.
 OPENS_IN_PYTHON = ("tempfile.py", "shutil.py")
@@ -71,6 +73,16 @@ class Struck:
         except KeyboardInterrupt as error:
             return error, time.monotonic()
         return None, time.monotonic()
+
+    def strike(self, where: str, interrupted: Callable[[], Outcome]) -> float | None:
+        """Attempt the operation, :meth:`check` what is left, and return when the interrupt came. Where it is late, try again."""
+        for _ in range(TRIES):
+            self.ready.fresh()
+            error, struck_s, ended_s = interrupted()
+            if error is None or struck_s is None or ended_s - struck_s <= LATEST_S:
+                break
+        self.check(error, where, struck_s, ended_s)
+        return struck_s
 
     def check(self, error: BaseException | None, where: str, struck_s: float | None, ended_s: float) -> None:
         """Check what is left after ``error``. BadStateError: too much, or the interrupt was lost or late.
@@ -124,11 +136,14 @@ def interrupt_at_calls(folder: str, name: str, step: int = 1) -> None:
     """Interrupt an operation at every ``step``-th system call on files; in the child."""
     struck = Struck(folder, name)
     for fault in sweep(struck.ready.root, CALLS, "interrupt", step=step):
-        struck.ready.fresh()
-        with fault:
-            error, ended_s = struck.attempt()
-        struck.check(error, f"interrupted at call {fault.k}", fault.fired_s if fault.fired else None, ended_s)
+        struck.strike(f"interrupted at call {fault.k}", functools.partial(at_call, struck, fault))
     struck.report("interrupts at calls")
+
+
+def at_call(struck: Struck, fault: Fault) -> Outcome:
+    with fault:
+        error, ended_s = struck.attempt()
+    return error, fault.fired_s if fault.fired else None, ended_s
 
 
 # -- at bytecodes ----------------------------------------------------------------------------------------------------------------
@@ -192,16 +207,16 @@ class AtBytecode:
 def interrupt_at_bytecodes(folder: str, name: str, step: int = 1) -> None:
     """Interrupt an operation at every ``step``-th place in bytecodes where a signal may come out; in the child."""
     struck, k = Struck(folder, name), 1
-    while True:
-        struck.ready.fresh()
-        with AtBytecode(k) as interrupt:
-            error, ended_s = struck.attempt()
-        struck.check(error, f"interrupted at bytecode {k}", interrupt.struck_s, ended_s)
-        if interrupt.struck_s is None:
-            break
+    while struck.strike(f"interrupted at bytecode {k}", functools.partial(at_bytecode, struck, k)) is not None:
         k += step
     assert struck.n_struck > 1
-    struck.report("interrupts at bytecodes", places=interrupt.n)
+    struck.report("interrupts at bytecodes", places_below=k, step=step)
+
+
+def at_bytecode(struck: Struck, k: int) -> Outcome:
+    with AtBytecode(k) as interrupt:
+        error, ended_s = struck.attempt()
+    return error, interrupt.struck_s, ended_s
 
 
 # -- at random moments -----------------------------------------------------------------------------------------------------------
@@ -227,20 +242,24 @@ def interrupt_at_moments(folder: str, name: str, n: int) -> None:
     """Interrupt an operation ``n`` times at random moments; in the child."""
     struck, draws, usual_s = Struck(folder, name), random.Random(name), 0.05
     while struck.n_struck < n:
-        struck.ready.fresh()
-        error: BaseException | None = None
-        with strikes() as raised:
-            after_s, began_s = draws.uniform(1e-4, usual_s), time.monotonic()
-            try:
-                signal.setitimer(signal.ITIMER_REAL, after_s)
-                struck.ready.call()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt as caught:
-                error = caught
-            ended_s = time.monotonic()
-        usual_s = min(usual_s * 1.1, 5) if raised else min(usual_s * 0.9, ended_s - began_s)
-        struck.check(error, f"interrupted after {after_s} s", began_s + after_s if raised else None, ended_s)
+        after_s = draws.uniform(1e-4, usual_s)
+        struck_s = struck.strike(f"interrupted after {after_s} s", functools.partial(at_moment, struck.ready.call, after_s))
+        usual_s = usual_s * 0.9 if struck_s is None else min(usual_s * 1.1, 5)
     struck.report("interrupts at moments")
+
+
+def at_moment(call: Callable[[], object], after_s: float) -> Outcome:
+    error: BaseException | None = None
+    with strikes() as raised:
+        began_s = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt as caught:
+            error = caught
+        ended_s = time.monotonic()
+    return error, began_s + after_s if raised else None, ended_s
 
 
 # -- of large operations ---------------------------------------------------------------------------------------------------------
@@ -301,22 +320,21 @@ def interrupt_large(folder: str, name: str, n: int) -> None:
         LARGE["convert" if name == "convert back" else "convert back"](root)
     before = descriptors()
     while len(delays) <= n:
-        with strikes() as raised:
-            after_s, began_s, error = draws.uniform(0, usual_s), time.monotonic(), None
-            try:
-                signal.setitimer(signal.ITIMER_REAL, after_s)
-                call(root)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt as caught:
-                error = innermost(caught)
-            late_s = time.monotonic() - began_s - after_s
-        if error is None and not raised:
+        after_s = draws.uniform(0, usual_s)
+        for _ in range(TRIES):
+            error, struck_s, ended_s = at_moment(functools.partial(call, root), after_s)
+            late_s = 0.0 if error is None or struck_s is None else ended_s - struck_s
+            if late_s <= LATEST_S:
+                break
+        if struck_s is None:
             usual_s *= 0.9
             continue
+        if late_s > LATEST_S:
+            raise BadStateError(f"{name}: KeyboardInterrupt came {late_s:.2f} s late, after {after_s:.2f} s") from error
         lost += error is None
-        delays.append(late_s if error is not None else 0.0)
-        if late_s > LATEST_S and error is not None:
-            raise BadStateError(f"{name}: KeyboardInterrupt came {late_s:.2f} s late, after {after_s:.2f} s, in {error}")
+        delays.append(late_s)
+        if error is not None:  # its frames hold what was open
+            error.__traceback__ = error.__context__ = error.__cause__ = None
         assert files_in(descriptors(before, 1.0)) <= files_in(before), (name, after_s)
     assert lost <= len([what for what in dropped if what.startswith("KeyboardInterrupt")]), (name, dropped)
     figures = {"interrupts": n, "dropped_by_cpython": lost, "slowest_ms": round(1000 * max(delays))}
