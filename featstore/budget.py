@@ -359,13 +359,13 @@ class Budget:
                 more = n_bytes - reservation.n_bytes
                 short = self._used + more - self.total
                 if more <= 0 or short <= 0:
-                    self._used += more
-                    self._peak = max(self._peak, self._used)
-                    reservation.n_bytes = n_bytes
+                    key, used, peak = id(reservation), self._used + more, max(self._peak, self._used + more)
                     if n_bytes:
-                        self._held[id(reservation)] = reservation
-                    else:
-                        self._held.pop(id(reservation), None)
+                        self._held[key] = reservation
+                    # No call lies within, so no interrupt comes between.
+                    self._used, self._peak, reservation.n_bytes = used, peak, n_bytes
+                    if not n_bytes:
+                        self._held.pop(key, None)
                     return
             # Without the lock, as holders release memory in other threads meanwhile.
             if self._take_back(short):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.descriptor import open_fd
 from featstore._core.pairs import divide
 from featstore._core.pairs import sort_keys as radix_sort
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pread_exactly, pwrite_all
@@ -161,7 +162,7 @@ class PairSorter:
         if not spilled:
             return None
         for bucket in spilled:
-            fd = os.open(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_fd(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fsync_fd(fd, bucket.path)
             finally:
@@ -209,7 +210,7 @@ class PairSorter:
     def _append(self, bucket: _Bucket, pairs: npt.NDArray[Any]) -> None:
         # Opened for each write: hundreds of open descriptors would exceed the limit of open files.
         self._paths.add(bucket.path)
-        fd = os.open(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_fd(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             pwrite_all(fd, pairs.view(np.uint8).data, bucket.n_pairs * self._dtype.itemsize, bucket.path)
         finally:
@@ -219,7 +220,7 @@ class PairSorter:
 
     def _read(self, bucket: _Bucket, first: int, n: int) -> npt.NDArray[Any]:
         pair_bytes = self._dtype.itemsize
-        fd = os.open(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_fd(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
         finally:

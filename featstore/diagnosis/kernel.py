@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from featstore._core.descriptor import close, dup_fd, memory_fd
 from featstore._core.io import Engine, File
 from featstore.config import format_size
 from featstore.diagnosis.findings import Finding
@@ -68,16 +69,16 @@ def rings() -> Finding:
 
 def _read_page(ring: Engine) -> None:
     """Read a page of a file in memory, so that no file system has a say."""
-    fd = os.memfd_create("featstore-doctor", os.MFD_CLOEXEC)
+    fd = memory_fd("featstore-doctor")
     try:
         os.truncate(fd, PAGE_BYTES)
-        file = File("a page in memory", PAGE_BYTES, 1, PAGE_BYTES, 1, 0, PAGE_BYTES, False, os.dup(fd))
+        file = File("a page in memory", PAGE_BYTES, 1, PAGE_BYTES, 1, 0, PAGE_BYTES, False, dup_fd(fd))
         try:
             ring.read(file, 0, 1, np.empty((1, PAGE_BYTES), np.uint8))
         finally:
             file.close()
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def _refusal(error: OSError) -> tuple[str, str]:

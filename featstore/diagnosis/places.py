@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from featstore._core.descriptor import close, open_fd
 from featstore._core.io import direct_alignment, direct_mode
 from featstore.config import format_size
 from featstore.diagnosis import kernel
@@ -125,11 +126,11 @@ def _some_file(path: str, is_there: bool) -> Iterator[int]:
         files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     if not files:
         raise PermissionError(errno.EACCES, "there is no file to read, and none may be made", path)
-    fd = os.open(max(files, key=os.path.getsize), os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_fd(max(files, key=os.path.getsize), os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def direct_io(path: str, is_there: bool) -> Finding:

@@ -65,12 +65,13 @@ def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
     is_over = threading.Event()
     taken = (memory, lambda: not is_over.is_set())
     thread = threading.Thread(target=take_pages, args=taken, name="featstore-pages", daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         is_over.set()
-        thread.join()
+        if thread.is_alive():  # Ctrl-C may have come before it began
+            thread.join()
 
 
 def size_class(n_bytes: int) -> int:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from featstore._core.descriptor import close, open_fd
 from featstore.config import format_size
 from featstore.errors import BusyError
 from featstore.ranks import local_job
@@ -107,14 +108,14 @@ def shared_arrays(what: str, recipe: Mapping[str, Any], ranks: int, make: Callab
 
 def _join(what: str, path: str, ranks: int, make: Callable[[Allocate], None]) -> SharedArrays | None:
     """Hold the file's arrays, and make them if nobody has; None if the file has gone. The file is locked."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_fd(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "another user made this file", path)
         slot = next((slot for slot in range(ranks) if _take(fd, slot, path)), None)
         if slot is None:  # its last holder was killed before it removed the name
             os.unlink(path)
-            os.close(fd)
+            close(fd)
             return None
         layout = _read_layout(fd)
         if layout is None:
@@ -192,7 +193,7 @@ def _leave(fd: int, slot: int, path: str) -> None:
     """Give up a slot, and remove a file that nobody holds now."""
     is_named = os.fstat(fd).st_nlink > 0
     _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, slot, 1)  # a mapping and forked children have the descriptor, too
-    os.close(fd)
+    close(fd)
     if is_named:
         _remove_unheld(path, _LEAVING_S)
 
@@ -219,7 +220,7 @@ def _remove_unheld(path: str, patience_s: float) -> None:
     with lock:
         if not lock.in_place:
             return
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_fd(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if not _is_held(fd, 0, 0):
                 os.unlink(path)

@@ -59,6 +59,7 @@ class StoredGraph(ShownAsTables, ABC):
         self.budget = Budget(options.memory) if whole is None else whole.budget
         self.shows_progress = False  # of large reads at the first use
         self._closed = False
+        self._closer: int | None = None  # the thread that closes it, or whose call was cut off
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {} if whole is None else whole._data
@@ -312,7 +313,7 @@ class StoredGraph(ShownAsTables, ABC):
         """Close the files that the subclass has opened; called when all reads are over."""
 
     def close(self) -> None:
-        """Wait for reads under way, close the files and free the memory; may be called again.
+        """Wait for reads under way, close the files and free the memory; may be called again, as after Ctrl-C within it.
 
         Tensors that were handed out stay valid. Any other use of the graph or its stores raises ClosedError. Views of it are
         closed, too; closing a view leaves the graph open.
@@ -321,11 +322,12 @@ class StoredGraph(ShownAsTables, ABC):
             with self.locked():
                 for view in list(self._views.values()):
                     view.close()
-                self._closed = True
+                self._closer, self._closed = threading.get_ident(), True
                 if self._whole is not None:
                     self._whole._forget(self)
         except ClosedError:
-            return
+            if self._closer != threading.get_ident():
+                return
         is_view, self.own_part = self._whole is not None, None
         with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
             if not is_view:
@@ -342,6 +344,7 @@ class StoredGraph(ShownAsTables, ABC):
                 stack.callback(store.close, keep_source=is_view)
             for store in self._type_stores.values():
                 stack.callback(store.close)
+        self._closer = None
 
     def place_of_view(self) -> tuple[int, str, int]:
         """Say which part of the whole graph this view is: its number, and name and generation of the parts."""

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.descriptor import open_fd
 from featstore._core.distinct import Ranks
 from featstore._core.names import fill_slots, number_keys
 from featstore.config import format_size
@@ -144,7 +145,7 @@ class _Spill:
     def append(self, number: int, records: npt.NDArray[np.void]) -> None:
         path = self._paths[number]
         # Opened for each write: hundreds of open descriptors would exceed the limit of open files.
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             pwrite_all(fd, records.view(np.uint8).data, self.counts[number] * self._dtype.itemsize, path)
         finally:
@@ -156,7 +157,7 @@ class _Spill:
         path, width = self._paths[number], self._dtype.itemsize
         if not self.counts[number]:
             return
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for first in range(0, self.counts[number], step):
                 n = min(step, self.counts[number] - first)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from featstore.pack.segments import Stored
 from featstore.pack.tables import TABLES, TierTables
 from featstore.pack.tiers import ScoresOf, Sizes, make_tables
 from featstore.progress import Progress, note
-from featstore.storage.calls import CANNOT_WRITE
+from featstore.storage.calls import CANNOT_WRITE, remove_tree
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
@@ -187,7 +186,7 @@ def _make_whole(job: _Job, target: str) -> None:
     pack, folder, before = job.pack, job.folder, job.disk.used
     for path in partial_layouts(pack):
         if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path, quiet=True)
     goes_on = os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -198,14 +197,14 @@ def _make_whole(job: _Job, target: str) -> None:
         fsync_directory(folder)
         os.rename(folder, target)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder, quiet=True)
         job.disk.give(job.disk.used - before)
         if not goes_on or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _make_whole(job, target)  # the earlier call had more disk; a smaller layout may fit now
     except BaseException:
         if not _can_go_on(job):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, quiet=True)
         raise
     make_durable(pack.path, target)
 

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable
 from types import TracebackType
 
+from featstore._core.descriptor import open_fd
 from featstore.config import check_flag, user_path
 from featstore.errors import BusyError, CommittedError
 from featstore.storage.calls import check_length, close_quietly, flock_fd
@@ -147,11 +148,11 @@ class BuildDirectory:
                 self._writer = writer_lock(self.target)
                 self._forget_state()
             for _ in range(_SPARES):
-                self._spares.append(os.open(self._parent, os.O_PATH | os.O_CLOEXEC))
+                self._spares.append(open_fd(self._parent, os.O_PATH | os.O_CLOEXEC))
             self._make(kept)
             for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK) if has_locks else ():
                 path = os.path.join(self.path, name)
-                close_quietly(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
+                close_quietly(open_fd(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
         except BaseException:
             with contextlib.suppress(OSError):
                 self._leave()

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from featstore._core.descriptor import Descriptor, close, dup_fd, open_fd
 from featstore.errors import CorruptionError, FormatError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "pread_exactly",
     "pread_into",
     "pwrite_all",
+    "remove_tree",
 ]
 
 CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # errors of a place where nothing may be written
@@ -79,10 +81,11 @@ def fsync_fd(fd: int, path: str) -> None:
 def close_fd(fd: int, path: str) -> None:
     """Close a descriptor that was written through; raise OSError if a delayed write failed.
 
-    The descriptor is closed even if this raises, and must not be closed again: its number may be another file's by then.
+    The descriptor is closed even if this raises. A :class:`Descriptor` may be closed again, which does nothing; another number
+    must not, as it may be another file's by then.
     """
     with naming(path):
-        os.close(fd)
+        close(fd)
 
 
 def close_quietly(fd: int) -> None:
@@ -91,12 +94,12 @@ def close_quietly(fd: int) -> None:
     An error of close(2) reports delayed writes, and says nothing about bytes that were read.
     """
     with contextlib.suppress(OSError):
-        os.close(fd)
+        close(fd)
 
 
-def duplicate_fd(fd: int, path: str) -> int:
+def duplicate_fd(fd: int, path: str) -> Descriptor:
     with naming(path):
-        return os.dup(fd)
+        return dup_fd(fd)
 
 
 def flock_fd(fd: int, how: int, path: str) -> None:
@@ -105,7 +108,9 @@ def flock_fd(fd: int, how: int, path: str) -> None:
         fcntl.flock(fd, how)
 
 
-def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None) -> tuple[int, int]:
+def open_regular(
+    path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None
+) -> tuple[Descriptor, int]:
     """Open a regular file for reading, never following a link nor waiting for a FIFO's writer; return descriptor and size.
 
     If ``name_inside`` is given, it is opened in the directory ``dir_fd``, and errors name ``path``. FormatError for a directory,
@@ -116,7 +121,7 @@ def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, nam
     try:
         # Opening a device can act on it, so look first; the open descriptor is checked again.
         _check_regular(os.lstat(target, dir_fd=dir_fd).st_mode, name)
-        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = open_fd(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{name}: a symbolic link in place of a file", name) from None
@@ -176,3 +181,35 @@ def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> Non
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         done += count
+
+
+def remove_tree(path: str, *, quiet: bool = False) -> None:
+    """Remove a directory with all that is in it, never following a link. What cannot be removed stays; all else goes.
+
+    Raises the first OSError once the others are removed, unless ``quiet``. Ctrl-C within ``shutil.rmtree`` may leave a descriptor
+    open; or it is lost, because one is then closed twice, and the second error takes its place.
+    """
+    failures = list[OSError]()
+    _remove_tree(path, path, None, failures)
+    if failures and not quiet:
+        raise failures[0]
+
+
+def _remove_tree(name: str, path: str, dir_fd: int | None, failures: list[OSError]) -> None:
+    try:
+        fd = open_fd(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        for entry in list(os.scandir(fd)):
+            inside = os.path.join(path, entry.name)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(entry.name, inside, fd, failures)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+            except FileNotFoundError:  # another process was faster
+                pass
+            except OSError as error:
+                failures.append(OSError(error.errno, error.strerror, inside))
+        close_quietly(fd)
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError as error:
+        failures.append(OSError(error.errno, error.strerror, path))

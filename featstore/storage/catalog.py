@@ -25,6 +25,7 @@ from typing import Any, Final
 import lmdb
 import xxhash
 
+from featstore._core.descriptor import memory_fd
 from featstore.errors import CorruptionError, FormatError, VersionError
 from featstore.storage.calls import close_quietly, naming, pread_exactly
 from featstore.storage.catalogvalues import Entry, pack_value, unpack_value
@@ -324,7 +325,7 @@ class _Environment:
     def __init__(self, body: bytes, path: str, *, map_bytes: int | None = None) -> None:
         self._path = path
         with naming(path):
-            self._fd = os.memfd_create("featstore-catalog", os.MFD_CLOEXEC)
+            self._fd = memory_fd("featstore-catalog")
         try:
             with naming(path), open(self._fd, "wb", closefd=False) as file:
                 file.write(body)

@@ -12,13 +12,13 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError, FormatError
-from featstore.storage.calls import close_quietly, naming, open_regular
+from featstore.storage.calls import close_quietly, naming, open_regular, remove_tree
 from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 from featstore.storage.stripes import remove_stripes
@@ -149,7 +149,7 @@ def _open(path: str, what: str) -> OpenDirectory | None:
 
 def _open_there(path: str, what: str) -> OpenDirectory:
     try:
-        return OpenDirectory(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        return OpenDirectory(path, open_fd(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except NotADirectoryError:
         if not os.path.lexists(path):
             raise  # a parent in the path is no directory
@@ -216,9 +216,9 @@ def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.path.lexists(name):
                 continue
         try:
-            with contextlib.suppress(OSError):  # raised by a stripe, or by closing a folder, which rmtree does not ignore
+            with contextlib.suppress(OSError):  # raised by a stripe
                 remove_stripes(path)  # first: nothing but the links in it says where they are
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path, quiet=True)
         finally:
             with contextlib.suppress(OSError):
                 if lock is not None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Arena
+from featstore._core.descriptor import open_fd
 from featstore._core.io import Engine, File, direct_mode
 from featstore._core.rows import copy_rows
 from featstore.distinct import distinct
@@ -244,7 +245,7 @@ def measure_drive(reader: DriveReader, run_dir: str, sources: Iterable[object] =
         file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
         scratch = None
         if file is None or file.n_bytes < TIMED_MIN_BYTES:
-            fds = os.open(path, os.O_RDONLY | os.O_CLOEXEC), -1
+            fds = open_fd(path, os.O_RDONLY | os.O_CLOEXEC), -1
             file = scratch = RowFile(
                 reader, path, RowLayout(PAGE_BYTES, 1, PAGE_BYTES), n_bytes // PAGE_BYTES - 1, 0, 0, "off", fds=fds
             )
@@ -403,7 +404,7 @@ def _writing(path: str, n_bytes: int) -> Iterator[tuple[Callable[[int, int], flo
 
     Both return their seconds.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_fd(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)

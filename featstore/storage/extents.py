@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from featstore._core.descriptor import open_fd
 from featstore._core.io import direct_mode
 from featstore._core.packer import Packer
 from featstore.config import format_size
@@ -126,7 +127,7 @@ class ExtentWriter:
                 needed = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
                 disk.take(needed, self.path)
                 self._paid = needed
-            self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            self._fd = open_fd(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             if resumed is None:
                 with naming(self._temporary[0]):
                     os.ftruncate(self._fd, n_bytes if is_spare else 0)
@@ -348,7 +349,7 @@ class ExtentWriter:
         for number, page in enumerate(self._sums):
             page[511] = xxhash.xxh3_64_intdigest(page[:511].tobytes(), (seed + number) % 2**64)
         try:
-            side = os.open(self._temporary[1], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            side = open_fd(self._temporary[1], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 pwrite_all(side, memoryview(self._sums).cast("B"), 0, self._temporary[1])
                 if durable:

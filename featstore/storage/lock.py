@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly, flock_fd
 
@@ -63,10 +64,10 @@ class FileLock:
         # A shared lock needs no write permission: datasets on read-only media can be read.
         flags |= os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
         if dir_fd is None:
-            fd = os.open(self.path, flags, mode)
+            fd = open_fd(self.path, flags, mode)
         else:
             try:
-                fd = os.open(os.path.basename(self.path), flags, mode, dir_fd=dir_fd)
+                fd = open_fd(os.path.basename(self.path), flags, mode, dir_fd=dir_fd)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self.path) from None
         deadline = time.monotonic() + patience_s
@@ -159,7 +160,7 @@ def lock_directory(path: str | os.PathLike[str]) -> int | None:
     """
     name = os.fspath(path)
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_fd(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

@@ -152,6 +152,8 @@ class PageStream:
     (:class:`SeveralFiles`) says which of them holds which pages.
     """
 
+    _threads: Sequence[threading.Thread] = ()
+
     def __init__(self, file: PageFile | SeveralFiles, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
         self.file = file
         n_buffers, buffer_bytes = _buffers(window_bytes)
@@ -198,16 +200,14 @@ class PageStream:
                 self._makes_ready = False
         # A ring has one thread, even if the kernel has refused other rings since.
         n_threads = 1 if self.core.backend == "io_uring" else file.stream_threads
-        self._threads = [
-            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
-        ]
-        started = []
+        started = list[threading.Thread]()
+        self._threads = started
         try:
-            for thread in self._threads:
+            for k in range(n_threads):
+                thread = threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True)
                 thread.start()
                 started.append(thread)
         except BaseException:
-            self._threads = started
             self.close()
             raise
 
@@ -287,8 +287,12 @@ class PageStream:
             thread.join()
         self.core.close()
         if self._threads:
-            self._threads = []
+            self._threads = ()
             self.file.count(0, self.core.n_reads, self.core.read_bytes)
+
+    def __del__(self) -> None:
+        if self._threads:  # Ctrl-C came before the block that closes it: the threads end, and with them what they hold
+            self.core.stop()
 
     def __enter__(self) -> PageStream:
         return self

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
 from featstore.budget import Budget, Living, Reservation
@@ -41,6 +41,18 @@ def least_queue_bytes(total: int) -> int:
     return _arena_bytes(total) + 16 * SCRATCH_STEP
 
 
+class _Queue(NamedTuple):
+    """A queue of reads, its memory, and its reads in flight."""
+
+    engine: Engine
+    reservation: Reservation
+    depth: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.reservation.n_bytes
+
+
 class Reader:
     """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own queues.
 
@@ -63,7 +75,7 @@ class Reader:
         self.backend = "pread" if options.backend == "pread" else "io_uring"
         self.direct = options.backend != "buffered"
         self.reason = "asked for" if options.backend == self.backend else "the kernel allows it"
-        self._idle.append(self.with_backend(self._make))
+        self.with_backend(self._make)
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -71,10 +83,15 @@ class Reader:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._measuring = threading.Lock()
-        self._idle: list[Engine] = []
-        self._held: dict[int, Reservation] = {}
-        self._depths: dict[int, int] = {}
+        # Idle are those held that are not borrowed: so Ctrl-C between two steps loses no queue, for which closing would wait.
+        self._held: dict[int, _Queue] = {}
+        self._borrowed: set[int] = set()
         self._n_short = 0  # calls of make_do() that are in force
+
+    @property
+    def _idle(self) -> list[Engine]:
+        """The queues that nobody has borrowed; the lock is held."""
+        return [queue.engine for key, queue in self._held.items() if key not in self._borrowed]
 
     def with_backend(self, make: Callable[[str], T]) -> T:
         """Call ``make(backend)``, which makes a queue or a stream, and return its result.
@@ -110,7 +127,7 @@ class Reader:
         engine = Engine(backend, depth, self._arena_bytes)
         if n_rows:
             engine.set_scratch(n_rows)
-        self._held[id(engine)], self._depths[id(engine)] = reservation, depth
+        self._held[id(engine)] = _Queue(engine, reservation, depth)
         return engine
 
     # -- threads that read ----------------------------------------------------------------------------------------------------
@@ -127,8 +144,8 @@ class Reader:
         with self._lock:
             self._bounds[key] = n_threads
             self._n_bound = min(self._bounds.values())
-            while self._idle and len(self._held) > self._most_queues:
-                self._drop(self._idle.pop(0))
+            while len(self._held) > self._most_queues and (idle := self._idle):
+                self._drop(idle[0])
             self._changed.notify_all()
 
     def unbound(self, key: int) -> None:
@@ -170,10 +187,10 @@ class Reader:
             while engine is None:
                 with self._lock:
                     self._wait_for_engine()
-                    if self._depths[id(self._idle[-1])] != self._depth(self.backend):
+                    if self._held[id(self._idle[-1])].depth != self._depth(self.backend):
                         self._renew()
-                    engine = self._idle[-1]
-                    del self._idle[-1]  # not by pop(): Ctrl-C may come between its return and the assignment
+                    engine = self._idle[-1]  # first: what is not borrowed is idle, and giving it back does nothing
+                    self._borrowed.add(id(engine))
                 try:
                     self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
                 except BudgetError:
@@ -199,12 +216,12 @@ class Reader:
         self._check_open()
         while not self._idle:
             if not self._held:
-                self._idle.append(self.with_backend(self._make))
+                self.with_backend(self._make)
                 break
             if len(self._held) < self._most_queues:
                 try:
                     # A further queue gets its scratch now, so that no read fails later for lack of that memory.
-                    self._idle.append(self._make(self.backend, SCRATCH_STEP))
+                    self._make(self.backend, SCRATCH_STEP)
                     break
                 except (BudgetError, OSError):
                     pass  # the existing queues suffice
@@ -218,29 +235,25 @@ class Reader:
             self._start()
             self._bounds.clear()  # of the parent's loaders
             self._n_bound = None
-            for reservation in held:
-                reservation.release()
+            for queue in held:
+                queue.reservation.release()
 
     def _give_back(self, engine: Engine) -> None:
         """Give a borrowed queue back; do nothing if it was given back already."""
         with self._lock:
-            if id(engine) not in self._held or engine in self._idle:
-                return
-            if self._closed or len(self._held) > self._most_queues:
+            if id(engine) in self._borrowed and (self._closed or len(self._held) > self._most_queues):
                 self._drop(engine)
-            else:
-                self._idle.append(engine)
+            self._borrowed.discard(id(engine))
             self._changed.notify_all()
 
     def _renew(self) -> None:
         """Replace the next idle queue by one of the current depth, in the same memory; the lock is held."""
-        engine = self._idle.pop()
-        n_rows = (engine.nbytes - engine.arena_bytes) // 16
-        engine.close()
-        reservation = self._held.pop(id(engine))
-        del self._depths[id(engine)]
+        engine = self._idle[-1]
+        n_rows, reservation = (engine.nbytes - engine.arena_bytes) // 16, self._held[id(engine)].reservation
         try:
-            self._idle.append(self.with_backend(lambda backend: self._make_in(reservation, backend, n_rows)))
+            del self._held[id(engine)]
+            engine.close()
+            self.with_backend(lambda backend: self._make_in(reservation, backend, n_rows))
         except BaseException:
             reservation.release()
             self._changed.notify_all()
@@ -252,7 +265,7 @@ class Reader:
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
         n_rows = -(-n_rows // SCRATCH_STEP) * SCRATCH_STEP
-        reservation = self._held[id(engine)]
+        reservation = self._held[id(engine)].reservation
         while 16 * n_rows + engine.arena_bytes > engine.nbytes:
             try:
                 reservation.resize(engine.arena_bytes + 16 * n_rows)
@@ -269,7 +282,7 @@ class Reader:
     def held_bytes(self) -> int:
         """Bytes held by queues, and by the checksum tables of open files."""
         with self._lock:
-            queues = sum(reservation.n_bytes for reservation in self._held.values())
+            queues = sum(queue.n_bytes for queue in self._held.values())
         return queues + self._tables_bytes(self.budget.total)
 
     def least_bytes(self, total: int) -> int:
@@ -283,13 +296,13 @@ class Reader:
         """Free idle queues, except the last queue of the reader; idle queues that remain keep the least scratch."""
         self._leave_parent()
         with self._lock:
-            while self._idle and len(self._held) > 1:
-                self._drop(self._idle.pop(0))
+            while len(self._held) > 1 and (idle := self._idle):
+                self._drop(idle[0])
             for engine in self._idle:
                 if engine.nbytes > engine.arena_bytes + 16 * SCRATCH_STEP:
                     engine.drop_scratch()
                     engine.set_scratch(SCRATCH_STEP)
-                    self._held[id(engine)].resize(engine.arena_bytes + 16 * SCRATCH_STEP)
+                    self._held[id(engine)].reservation.resize(engine.arena_bytes + 16 * SCRATCH_STEP)
 
     def make_do(self) -> None:
         """Limit the reader to one queue until :meth:`made_do`, and wait until the other queues are given back.
@@ -309,9 +322,13 @@ class Reader:
             self._changed.notify_all()
 
     def _drop(self, engine: Engine) -> None:
+        """Free a queue; may be called again, after Ctrl-C. The lock is held."""
+        queue = self._held.get(id(engine))
+        if queue is not None:
+            queue.reservation.release()
+            del self._held[id(engine)]
+        self._borrowed.discard(id(engine))
         engine.close()
-        self._depths.pop(id(engine), None)
-        self._held.pop(id(engine)).release()
 
     def expect(self, tables: Iterable[int]) -> None:
         """Set each large checksum table's share of the budget; ``tables`` are the bytes of tables to be opened next."""
@@ -365,6 +382,5 @@ class Reader:
             self._closed = True
             for engine in self._idle:
                 self._drop(engine)
-            self._idle.clear()
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._held)

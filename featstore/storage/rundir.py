@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import tempfile
 import threading
@@ -14,9 +13,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from featstore._core.descriptor import open_fd
 from featstore.config import format_size, user_path
 from featstore.errors import BusyError
-from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly
+from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly, remove_tree
 from featstore.storage.lock import FileLock
 
 __all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "remove_file", "runs_directory"]
@@ -145,7 +145,7 @@ def _sweep(parent: str) -> None:
                 os.rmdir(entry.path)
             continue
         with contextlib.suppress(BusyError, FileNotFoundError, PermissionError), FileLock(lock_path, exclusive=True):
-            shutil.rmtree(entry.path, ignore_errors=True)
+            remove_tree(entry.path, quiet=True)
 
 
 def _make_parent(path: str) -> None:
@@ -164,7 +164,7 @@ def _make_parent(path: str) -> None:
 
 
 def _mark(parent: str) -> None:
-    close_quietly(os.open(os.path.join(parent, MADE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
+    close_quietly(open_fd(os.path.join(parent, MADE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
 
 
 def _remove_parent(path: str) -> None:
@@ -251,7 +251,7 @@ def _remove_tree(path: str, parent: str, files: list[str]) -> None:
     try:
         os.rmdir(path)
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path, quiet=True)
     with contextlib.suppress(OSError):
         _sweep(parent)  # what was left by others that were killed meanwhile, as by ranks that trained beside: none may come later
     _remove_parent(parent)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from featstore._core.descriptor import open_fd
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, open_regular, pread_exactly, pread_into, pwrite_all
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
@@ -67,7 +68,7 @@ class SectionWriter:
         self._entries = arrays.array("Q")  # four words for each array, those of _ENTRY; compact, as there may be very many
         self._offset = 0
         self._temporary = f"{self.path}.tmp"
-        self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._fd: int = open_fd(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             self._direct = DirectWriter(self._fd, self.path, direct) if direct else None
         except BaseException:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,7 +21,8 @@ from typing import Final
 
 import xxhash
 
-from featstore.storage.calls import close_quietly
+from featstore._core.descriptor import open_fd
+from featstore.storage.calls import close_quietly, remove_tree
 from featstore.storage.format import STRIPE, STRIPE_PREFIX
 from featstore.storage.writer import fsync_directory
 
@@ -50,7 +50,7 @@ def make_stripe(root: str, directory: str) -> str:
         os.mkdir(target)
         mark = os.path.join(target, mark_of(link))
         made.append((os.unlink, mark))
-        close_quietly(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
+        close_quietly(open_fd(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
         fsync_directory(target)
         fsync_directory(directory)
     except BaseException:
@@ -77,7 +77,7 @@ def remove_stripe(root: str, name: str) -> None:
     if not os.path.islink(link):  # a copy that followed the link; or a mount point, which cannot be renamed and keeps its files
         gone = os.path.join(root, f"{STRIPE_PREFIX}{uuid.uuid4().hex}")
         os.rename(link, gone)
-        shutil.rmtree(gone)
+        remove_tree(gone)
         return
     target, is_left = os.readlink(link), False
     with contextlib.suppress(FileNotFoundError):  # the stripe was not made yet, or is gone

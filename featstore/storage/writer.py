@@ -19,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from featstore._core.checksum import page_sums
+from featstore._core.descriptor import open_fd
 from featstore.errors import CommittedError, FormatError
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pwrite_all
 from featstore.storage.direct import DirectWriter
@@ -59,7 +60,7 @@ def free_bytes(path: str) -> int | None:
 def fsync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable."""
     name = os.fspath(path)
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_fd(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fsync_fd(fd, name)
     except BaseException:
@@ -69,7 +70,7 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def _create(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return open_fd(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
@@ -269,7 +270,7 @@ class RowFileWriter:
         sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
         try:
             for path, n_bytes in zip(self._temporary, sizes, strict=True):
-                self._fds.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+                self._fds.append(open_fd(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
                 if os.fstat(self._fds[-1]).st_size < n_bytes:
                     raise FormatError(f"{path} is shorter than what was recorded of it: {n_bytes} bytes", path)
             for fd, n_bytes in zip(self._fds, sizes, strict=True):

@@ -433,12 +433,13 @@ class _PreparingPack:
     def _preparing(self) -> Iterator[None]:
         over = threading.Event()
         thread = threading.Thread(target=self._prepare, args=(lambda: not over.is_set(),), name="featstore-pages", daemon=True)
-        thread.start()
         try:
+            thread.start()
             yield
         finally:
             over.set()
-            thread.join()
+            if thread.is_alive():  # Ctrl-C may have come before it began
+                thread.join()
 
     def _prepare(self, go_on: Callable[[], bool]) -> None:
         graph = self._context.graph

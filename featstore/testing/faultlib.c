@@ -27,6 +27,7 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -39,7 +40,7 @@ static char directory[PATH_MAX];
 static size_t directory_len;
 static atomic_uint armed_ops; /* bit per operation */
 /* Shared with forks, so that a parent sees what its killed child met. */
-static struct { atomic_long calls, fired; } *count;
+static struct { atomic_long calls, fired, fired_ns; } *count; /* fired_ns: when, by the monotonic clock */
 static long fail_at, fail_times;
 static int action;
 
@@ -93,6 +94,7 @@ EXPORT int featstore_fault_arm(const char *path, unsigned ops, long k, long time
 EXPORT void featstore_fault_disarm(void) { atomic_store(&armed_ops, 0); }
 EXPORT long featstore_fault_calls(void) { return atomic_load(&count->calls); }
 EXPORT long featstore_fault_fired(void) { return atomic_load(&count->fired); }
+EXPORT long featstore_fault_fired_ns(void) { return atomic_load(&count->fired_ns); }
 
 static int below(const char *path) {
     return strncmp(path, directory, directory_len) == 0 && (path[directory_len] == '/' || path[directory_len] == 0);
@@ -104,6 +106,9 @@ static int is_armed(int op) { return (atomic_load_explicit(&armed_ops, memory_or
 static int fire(void) {
     long call = atomic_fetch_add(&count->calls, 1) + 1;
     if (call < fail_at || call - fail_at >= fail_times) return PASS;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    atomic_store(&count->fired_ns, now.tv_sec * 1000000000L + now.tv_nsec);
     atomic_fetch_add(&count->fired, 1);
     if (action == KILL) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
     if (action == INTERRUPT) {

@@ -108,7 +108,8 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(path)  # already loaded: this finds the instance that interposes
     library.featstore_fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_long, ctypes.c_long, ctypes.c_int]
     library.featstore_fault_record.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    library.featstore_fault_calls.restype = library.featstore_fault_fired.restype = ctypes.c_long
+    for count in (library.featstore_fault_calls, library.featstore_fault_fired, library.featstore_fault_fired_ns):
+        count.restype = ctypes.c_long
     return library
 
 
@@ -153,6 +154,11 @@ class Fault:
     def fired(self) -> int:
         """Calls that failed."""
         return self._counts[1] if self._counts else int(_library().featstore_fault_fired())
+
+    @property
+    def fired_s(self) -> float:
+        """When the last fault fired, in seconds of ``time.monotonic()``; of an earlier one where this one has not."""
+        return float(_library().featstore_fault_fired_ns()) / 1e9
 
     def __enter__(self) -> Fault:
         self._counts = None

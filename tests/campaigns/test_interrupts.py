@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
-from featstore.testing.faults import sweep
-from tests.campaigns.checks import prepared, report
+from featstore.storage import builddir, calls, directory, lock
+from tests.campaigns.checks import BadStateError, report
+from tests.campaigns.interrupts import (
+    LARGE,
+    LATEST_S,
+    AtBytecode,
+    expect_interrupts,
+    interrupt_at_bytecodes,
+    interrupt_at_calls,
+    interrupt_at_moments,
+    interrupt_large,
+)
 from tests.campaigns.operations import SCENARIOS
-from tests.campaigns.test_failing_calls import files_in
-from tests.campaigns.test_kills import CALLS
 from tests.support.loaders import make_loader
 from tests.support.programs import run_in_fork
 from tests.system.test_faults import descriptors
@@ -141,112 +149,111 @@ def test_ctrl_c_at_many_moments(small, options):
 # -- operations ------------------------------------------------------------------------------------------------------------------
 
 
-def expect_interrupts() -> list[str]:
-    """List interrupts that CPython drops, in destructors and the like, and files that an interrupt leaves to be collected."""
-    dropped = list[str]()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.unraisablehook = lambda what: dropped.append(f"{what.exc_value!r} in {what.object!r}")
-    return dropped
+def leave_open(folder: str) -> None:
+    """A control, in the child: files have no owner, so what does not close them leaves them open."""
+    for module in (builddir, calls, directory, lock):
+        module.open_fd = os.open  # type: ignore[attr-defined]
+    with pytest.raises(BadStateError, match="is open after an interrupt in"):
+        interrupt_at_calls(folder, "replace", 11)
 
 
-class Struck:
-    """An operation that is interrupted again and again; what is left after each is checked.
+def swallow(folder: str) -> None:
+    """A control, in the child: the removal of folders drops interrupts."""
+    real = directory.remove_tree
 
-    CPython may raise KeyboardInterrupt between a call that opened a file and the assignment of its number, which nobody can
-    close then, and within what closes others. ``n_left`` counts such descriptors, ``n_dropped`` interrupts that CPython dropped,
-    ``n_unseen`` those that came to nothing without a word.
-    """
+    def remove_tree(path: str, *, quiet: bool = False) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            real(path, quiet=quiet)
 
-    def __init__(self, folder: str, name: str) -> None:
-        self.ready, self._dropped = prepared(folder, name), expect_interrupts()
-        self._before = descriptors()
-        self.n_struck = self.n_dropped = self.n_left = self.n_unseen = 0
-
-    def check(self, error: BaseException | None, where: str, is_struck: bool) -> None:
-        """Check what is left after ``error``."""
-        where = f"{self.ready.name}: {where}"
-        reported = [what for what in self._dropped if what.startswith("KeyboardInterrupt")]
-        assert len(reported) == len([what for what in self._dropped if not what.startswith("ResourceWarning")]), self._dropped
-        self.n_unseen += bool(is_struck and error is None and not reported)
-        assert self.n_unseen <= 1 + self.n_struck // 50, f"{where}: the interrupt was swallowed"
-        self.ready.is_new_after(error, where, may_leave=is_struck)
-        if error is not None:  # its frames hold what was open
-            error.__traceback__ = error.__context__ = error.__cause__ = None
-        found = descriptors(self._before, 1.0)
-        number = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
-        more = {each for each in found if each.partition(":")[0] not in number}
-        assert is_struck or not more, (where, more)
-        assert self.ready.scenario.resumes or not more - files_in(more), (where, more)
-        self._before = found
-        self.n_left += len(more)
-        self.n_struck += is_struck
-        self.n_dropped += len(reported)
-        self._dropped.clear()
-
-    def report(self, campaign: str, **figures: Any) -> None:
-        counts = {"interrupts": self.n_struck, "dropped_by_cpython": self.n_dropped, "unseen": self.n_unseen}
-        counts |= {"descriptors_left": self.n_left}
-        report(campaign, operation=self.ready.name, **counts, **figures, left=self.ready.n_left, states=self.ready.n_states)
+    directory.remove_tree = remove_tree
+    with pytest.raises(BadStateError, match="was swallowed"):
+        interrupt_at_calls(folder, "edges replace", 3)
 
 
-def interrupt_at_calls(folder: str, name: str, step: int = 1) -> None:
-    """Interrupt an operation at every ``step``-th system call on files; in the child."""
-    struck = Struck(folder, name)
-    ready = struck.ready
-    for fault in sweep(ready.root, CALLS, "interrupt", step=step):
-        ready.fresh()
-        error: BaseException | None = None
-        with fault:
-            try:
-                ready.call()
-            except KeyboardInterrupt as caught:
-                error = caught
-        struck.check(error, f"interrupted at call {fault.k}", bool(fault.fired))
-    struck.report("interrupts at calls")
+def come_late(folder: str) -> None:
+    """A control, in the child: what cleans up takes longer than a second."""
+    real = builddir.BuildDirectory._leave
+
+    def leave(self: builddir.BuildDirectory, **options: bool) -> None:
+        time.sleep(LATEST_S)
+        real(self, **options)
+
+    builddir.BuildDirectory._leave = leave  # type: ignore[method-assign]
+    with pytest.raises(BadStateError, match="KeyboardInterrupt came after 1"):
+        interrupt_at_calls(folder, "create", 23)
 
 
-def interrupt_at_moments(folder: str, name: str, n: int) -> None:
-    """Interrupt an operation ``n`` times at random moments; in the child."""
-    struck, draws, usual_s, slowest_s = Struck(folder, name), random.Random(name), 0.05, 0.0
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    while struck.n_struck < n:
-        struck.ready.fresh()
-        error: BaseException | None = None
-        after_s, began = draws.uniform(1e-4, usual_s), time.perf_counter()
-        try:
-            signal.setitimer(signal.ITIMER_REAL, after_s)
-            struck.ready.call()
-        except KeyboardInterrupt as caught:
-            error = caught
-        lasted_s = time.perf_counter() - began
-        is_done = signal.setitimer(signal.ITIMER_REAL, 0)[0] > 0
-        if error is not None:
-            slowest_s = max(slowest_s, lasted_s - after_s)
-        usual_s = min(usual_s * 1.1, 5) if not is_done else min(usual_s * 0.9, lasted_s)
-        struck.check(error, f"interrupted after {after_s} s", not is_done)
-    struck.report("interrupts at moments", slowest_ms=round(1000 * slowest_s))
+def close_again(path: str) -> None:
+    """Interrupt the closing of a dataset at each bytecode, in the child, then close it again: all is closed while it lives on."""
+    dropped, k = expect_interrupts(), 1
+    with featstore.open(path, memory="64MiB", backend="pread") as g:
+        g.features["x"].take_async([1]).result()
+    before = descriptors()
+    while True:
+        g = featstore.open(path, memory="64MiB", backend="pread")
+        g.features["x"].take_async([1]).result()
+        featstore.NeighborSampler(g, [5]).sample(torch.arange(5))
+        with AtBytecode(k) as interrupt, contextlib.suppress(KeyboardInterrupt):
+            g.close()
+        g.close()
+        assert descriptors(before) == before, k
+        assert g.budget.used == 0, k
+        if interrupt.struck_s is None:
+            break
+        k += 1
+    assert k > 100
+    report("interrupts of closing", interrupts=k - 1, dropped_by_cpython=len(dropped))
 
 
-def interrupt_some(folder: str, cases: list[tuple[str, int]]) -> None:
+def test_a_dataset_whose_closing_was_interrupted_is_closed_by_the_next_call(small) -> None:
+    run_in_fork(close_again, os.fspath(small.path))
+
+
+CONTROLS = [leave_open, swallow, come_late]
+
+
+def interrupt_some(folder: str, cases: list[tuple[str, int, int]]) -> None:
     """A sample, in one child."""
-    for number, (name, step) in enumerate(cases):
-        os.mkdir(f"{folder}/{number}")
-        interrupt_at_calls(f"{folder}/{number}", name, step)
-        os.mkdir(f"{folder}/{number}-moments")
+    for number, (name, step, bytecodes) in enumerate(cases):
+        for what in ("calls", "bytecodes", "moments"):
+            os.mkdir(f"{folder}/{number}-{what}")
+        interrupt_at_calls(f"{folder}/{number}-calls", name, step)
+        interrupt_at_bytecodes(f"{folder}/{number}-bytecodes", name, bytecodes)
         interrupt_at_moments(f"{folder}/{number}-moments", name, 3)
 
 
-SAMPLE = [("replace", 37), ("save again", 23), ("append to stripes", 41), ("infer named", 37)]
+SAMPLE = [("replace", 37, 499), ("save again", 23, 499), ("append to stripes", 41, 499), ("infer named", 37, 499)]
 
 
 def test_ctrl_c_in_some_operations(tmp_path: Path) -> None:
     run_in_fork(interrupt_some, str(tmp_path), SAMPLE)
 
 
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_defect_is_noticed(control: Callable[[str], None], tmp_path: Path) -> None:
+    run_in_fork(control, str(tmp_path))
+
+
+def test_ctrl_c_in_a_large_operation(tmp_path: Path) -> None:
+    run_in_fork(interrupt_large, str(tmp_path), "convert", 5)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", LARGE)
+def test_ctrl_c_in_every_large_operation(name: str, tmp_path: Path) -> None:
+    run_in_fork(interrupt_large, str(tmp_path), name, 40, timeout_s=3000)
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_ctrl_c_at_every_call_of_every_operation(name: str, tmp_path: Path) -> None:
     run_in_fork(interrupt_at_calls, str(tmp_path), name, timeout_s=3000)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ctrl_c_at_every_bytecode_of_every_operation(name: str, tmp_path: Path) -> None:
+    run_in_fork(interrupt_at_bytecodes, str(tmp_path), name, timeout_s=3400)
 
 
 @pytest.mark.stress

@@ -413,6 +413,27 @@ def test_checksum_tables_beyond_the_budget(tmp_path: Path) -> None:
     assert reader.budget.used == 0
 
 
+def test_a_stream_without_its_block_ends_with_its_threads(tmp_path: Path) -> None:
+    """As Ctrl-C may come before the block that closes it; and a thread may begin only once it is closed."""
+    _, reader, _, base, batches = small_set(tmp_path)
+    file = open_file(reader, tmp_path, fill(tmp_path, reader, base, batches, 16 << 20))
+    before = sorted(os.listdir("/proc/self/fd"))
+    stream = PageStream(file, np.array([[1, 8]]), 1 << 20)  # nothing was fed: its threads wait
+    threads = list(stream._threads)
+    assert all(each.is_alive() for each in threads)
+    core = stream.core
+    del stream
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+    core.close()
+    core.read()
+    assert core.n_reads == 0
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    for each in (file, base, reader):
+        each.close()
+
+
 def test_close_beside_a_gather(tmp_path: Path) -> None:
     """A consumer that waits for what never comes ends with ClosedError, and close() waits for it."""
     _, reader, _, base, batches = small_set(tmp_path)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.storage import format as fmt
 from featstore.storage import writer as writing
-from featstore.storage.calls import open_regular
+from featstore.storage.calls import close_quietly, open_regular
 from featstore.storage.format import DTYPES, Header, file_seed, resolve_inside, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter, write_file
@@ -157,7 +157,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"abc")
     fd, size = open_regular(target)  # control
-    os.close(fd)
+    close_quietly(fd)
     assert size == 3
     os.mkfifo(tmp_path / "fifo")  # a plain open of it would wait for ever
     (tmp_path / "directory").mkdir()

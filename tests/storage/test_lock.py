@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from featstore.errors import BusyError
+from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import read_catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
@@ -99,10 +100,10 @@ def test_directories_can_be_locked(tmp_path: Path) -> None:
     fd = lock_directory(tmp_path)
     assert fd is not None
     assert lock_directory(tmp_path) is None
-    os.close(fd)
+    close_quietly(fd)
     fd = lock_directory(tmp_path)
     assert fd is not None
-    os.close(fd)
+    close_quietly(fd)
     assert lock_directory(tmp_path / "absent") is None
     (tmp_path / "file").touch()
     assert lock_directory(tmp_path / "file") is None

@@ -19,6 +19,7 @@ from featstore.errors import BusyError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage import builddir, directory
 from featstore.storage.builddir import BuildDirectory
+from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import current_catalog
 from featstore.storage.directory import open_directory, remove_replaced
 from featstore.storage.lock import OPENING_LOCK, FileLock
@@ -151,7 +152,7 @@ def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_pat
         make(tmp_path / "g", 1)
         assert sorted(os.listdir(tmp_path)) == ["g", old.name]
         fd, _ = opened.open_regular("catalog.lmdb/data.mdb")
-        os.close(fd)
+        close_quietly(fd)
     BuildDirectory(tmp_path / "g", overwrite=True).__exit__(None, None, None)
     assert os.listdir(tmp_path) == ["g"]
 

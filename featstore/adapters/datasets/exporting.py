@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore._core.descriptor import open_fd
 from featstore.config import check_flag, format_size, parse_memory, user_path
 from featstore.creation.extsort import PairSorter
 from featstore.errors import BudgetError, MissingExtraError
@@ -231,7 +232,7 @@ class _Writer(ABC):
     def __init__(self, path: str, labels: list[str], dtype: str, shape: tuple[int, ...]) -> None:
         self.path, self.labels, self.dtype, self.shape = path, labels, dtype, shape
         self._at = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd: int = open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             self.begin()
         except BaseException:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from featstore.creation.steps import FILES, UNREADABLE, Steps, read_state
 from featstore.errors import BusyError
 from featstore.graph.derive.provenance import DERIVED, provenance
 from featstore.progress import note
+from featstore.storage.calls import remove_tree
 from featstore.storage.catalog import EDGE, Catalog, FieldPart, FieldRecord
 from featstore.storage.lock import FileLock
 from featstore.storage.update import MAKING, MAKING_STATE, Update
@@ -69,7 +69,7 @@ class FolderSteps(Steps):
             if why is None:
                 note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
                 return
-            shutil.rmtree(self.folder)
+            remove_tree(self.folder)
             text = f"making {self.name!r} from the start: {why}"
             if is_kept and stacklevel is not None:
                 warnings.warn(text, stacklevel=stacklevel)
@@ -94,7 +94,7 @@ class FolderSteps(Steps):
         if isinstance(error, BusyError):  # a rank of an earlier call is still writing there
             return
         if isinstance(error, OSError) or not os.path.exists(self._state_path):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_tree(self.folder, quiet=True)
 
 
 class Making(FolderSteps):
@@ -173,7 +173,7 @@ class Making(FolderSteps):
                 except OSError:  # it may be readable later
                     continue
                 if not is_usable:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(entry.path, quiet=True)
 
     def commit(self, steps: Mapping[str, int]) -> Catalog:
         """Add the fields of steps to the dataset as the feature of types of nodes, in one commit; return the new catalog.
@@ -198,7 +198,7 @@ class Making(FolderSteps):
             os.rename(os.path.join(self.folder, old), os.path.join(update.root, new))
         fsync_directory(update.root)
         catalog = update.commit()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder, quiet=True)
         return catalog
 
     def __enter__(self) -> Making:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -22,6 +21,7 @@ from featstore.creation.steps import Field, fields_of, files_of_record, open_mad
 from featstore.graph.derive.making import PART, FolderSteps, Making, lock_part
 from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting
+from featstore.storage.calls import remove_tree
 from featstore.storage.catalog import Catalog, read_catalog
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
@@ -300,4 +300,4 @@ def _remove_parts(folder: str, n_ranks: int) -> None:
     """Remove parts of ranks that there are no longer, as an earlier call had more of them."""
     for name in os.listdir(folder):
         if name.startswith(PART) and not name.endswith(".lock") and not 0 < int(name.removeprefix(PART)) < n_ranks:
-            shutil.rmtree(os.path.join(folder, name))
+            remove_tree(os.path.join(folder, name))

@@ -12,6 +12,7 @@ from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.buffers cimport Arena
+from featstore._core.descriptor cimport take
 from featstore._core.pairs cimport fs_sort_keys
 from featstore._core.rowio cimport (
     FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, check_job, fs_job, fs_ring, fs_ring_close,
@@ -132,13 +133,13 @@ cdef class File:
     cdef fs_secret secret
 
     def __cinit__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
-                  uint64_t data_offset, uint64_t expected_bytes, bint direct=True, int fd=-1, str mode=None):
+                  uint64_t data_offset, uint64_t expected_bytes, bint direct=True, fd=-1, str mode=None):
         """Open ``path``, or take over ``fd``, which is open; ``expected_bytes`` is what its size must be.
 
         ``mode`` is that of a File of the same open file: neither is looked at again.
         """
         cdef object group, within, end
-        self.fd, self.has_fd = fd, True
+        self.fd, self.has_fd = take(fd), True
         check_geometry(row_bytes, group_rows, group_bytes)
         if n_rows > MAX_ROWS:
             raise FormatError(f"{os.fspath(path)} claims {n_rows} rows; a file has at most {MAX_ROWS}")
@@ -159,7 +160,7 @@ cdef class File:
             self.mode, self.direct = mode, direct
             return
         try:
-            if fd < 0:
+            if self.fd < 0:
                 # O_NONBLOCK: a FIFO in the file's place must not block the open.
                 self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:

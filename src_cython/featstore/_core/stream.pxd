@@ -56,5 +56,6 @@ cdef class Stream:
     cdef Arena arena
 
     cdef int enter(self) except -1
+    cdef bint is_in(self) noexcept
     cdef void leave(self) noexcept
     cdef int copy(self, uint64_t n, positions, uint8_t[:, ::1] out) except -1

@@ -6,6 +6,7 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.bits cimport row_t
 from featstore._core.buffers cimport Arena, arena_for
+from featstore._core.descriptor cimport take
 from featstore._core.pthread cimport (
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_wait, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -68,13 +69,13 @@ cdef class Stream:
         The kernel refuses a ring.
     """
 
-    def __cinit__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
+    def __cinit__(self, fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
                   const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
         cdef Py_ssize_t i
         cdef bint good = True
         self.pid = getpid()
         self.ring.fd = -1
-        self.s.job.fd, self.has_fd = fd, True
+        self.s.job.fd, self.has_fd = take(fd), True
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
         self.path = path
@@ -155,7 +156,7 @@ cdef class Stream:
             raise MemoryError
         self.n_parts = n
         for k in range(n):
-            self.s.parts[k].fd = self.s.job.fd if k == 0 else fds[k - 1]
+            self.s.parts[k].fd = self.s.job.fd if k == 0 else take(fds[k - 1])
             if seeds is not None:
                 self.s.parts[k].sums = self.s.job.sums + first
                 fs_secret_init(&self.s.parts[k].secret, seeds[k])
@@ -203,12 +204,18 @@ cdef class Stream:
         return self.s.waited_ns / 1e9
 
     def read(self):
-        """Read until the end, an error or :meth:`stop`; by one thread with io_uring, by several with pread."""
+        """Read until the end, an error or :meth:`stop`; by one thread with io_uring, by several with pread.
+
+        Nothing is read once the stream is closed: Ctrl-C may leave a thread that begins only then.
+        """
+        if not self.is_in():
+            return
         with nogil:
             if self.ring.fd >= 0:
                 fs_stream_uring(&self.s, &self.ring)
             else:
                 fs_stream_pread(&self.s)
+        self.leave()
 
     def scatter(self, uint64_t n, positions, uint8_t[:, ::1] out not None):
         """Copy the next ``n`` rows, which begin at a page, to rows ``positions`` (int32 or int64) of ``out``; None: 0 … n - 1.
@@ -226,15 +233,18 @@ cdef class Stream:
             self.leave()
 
     cdef int enter(self) except -1:
-        """Begin to use the buffers: :meth:`close` waits for whoever does."""
+        if not self.is_in():
+            raise ClosedError(f"{self.path} is closed")
+        return 0
+
+    cdef bint is_in(self) noexcept:
+        """Begin to use the buffers, unless they are closed: :meth:`close` waits for whoever does."""
         cdef bint closed
         pthread_mutex_lock(&self.s.lock)
         closed = self.s.closed
         self.n_inside += not closed
         pthread_mutex_unlock(&self.s.lock)
-        if closed:
-            raise ClosedError(f"{self.path} is closed")
-        return 0
+        return not closed
 
     cdef void leave(self) noexcept:
         pthread_mutex_lock(&self.s.lock)
@@ -283,7 +293,9 @@ cdef class Stream:
         raise IndexError(f"nothing more is read of {self.path}")
 
     def stop(self):
-        """End readers and consumer; the readers' threads may then be joined."""
+        """End readers and consumer; the readers' threads may then be joined. In a forked child there are none."""
+        if self.pid != getpid():
+            return
         pthread_mutex_lock(&self.s.lock)
         self.s.closed = True
         pthread_cond_broadcast(&self.s.landed)
@@ -291,7 +303,7 @@ cdef class Stream:
         pthread_mutex_unlock(&self.s.lock)
 
     def close(self):
-        """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
+        """Give buffers and descriptor back. Waits for readers and a consumer, which end early."""
         cdef int fd = self.s.job.fd
         cdef uint32_t k
         if not self.has_fd:  # a half-made object has descriptor 0, which is another's

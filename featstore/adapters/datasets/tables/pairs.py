@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.descriptor import open_fd
 from featstore.storage.calls import close_quietly, fsync_fd, pread_exactly, pwrite_all
 
 __all__ = ["Pairs"]
@@ -29,7 +30,7 @@ class Pairs:
 
     def __init__(self, directory: str, left: list[list[int]] | None = None) -> None:
         self._path = os.path.join(directory, self.name)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._fd = open_fd(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._blocks: list[list[int]] = [list(each) for each in left or ()]  # first byte, edges, bytes of an id, kind of edges
         self._end = 0
         if self._blocks:

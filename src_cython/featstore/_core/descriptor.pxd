@@ -1,0 +1,1 @@
+cdef int take(fd) except? -1
