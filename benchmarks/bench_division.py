@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ DEFAULT = "by default"
 CACHES = (0.0, 0.1, 0.25, 0.5)  # of the memory
 PARTS = (1, 4)  # superbatches of an epoch
 SHARES = (1 / 20, 1 / 8, 1 / 4, 1 / 2)  # memory, of the features
+LIMIT = 3  # a division by hand is stopped after this many times the default's seconds: it is not the best one
+SET_UP_S = 10.0  # of the process
 
 
 def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +84,11 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
 
     def run(side: str, options: dict[str, Any]) -> float | None:
         mine = {**job, "options": options, "what": "epoch", "features": job["dataset"]}
-        found = run_child(__file__, mine, tree=ROOT)
+        first = runs.get(DEFAULT, [{}])[0].get("seconds")
+        try:
+            found = run_child(__file__, mine, tree=ROOT, most_s=None if first is None else LIMIT * first + SET_UP_S)
+        except subprocess.TimeoutExpired as stopped:
+            found = {"refused": f"stopped after {stopped.timeout:.0f} s"}
         runs.setdefault(side, []).append(found)
         shown = found.get("refused") or f"{found['seconds']:.1f} s, {(found['read'] + found['written']) / 1e9:.1f} GB moved"
         print(f"{title}, {side}: {shown}", file=sys.stderr, flush=True)
@@ -90,7 +97,10 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
     sides = {side: (lambda side=side, options=options: run(side, options)) for side, options in grid(job, tiny=args.tiny).items()}
     seconds = alternate(args.runs, sides)
     ran = {side: each for side, each in runs.items() if "refused" not in each[-1]}
-    assert DEFAULT in ran, runs[DEFAULT][-1]["refused"]
+    assert DEFAULT in ran or not ran, runs[DEFAULT][-1]["refused"]
+    if not ran:
+        print(f"{title}: no division has room", file=sys.stderr, flush=True)
+        return
     assert len({(each["checksum"], each["rows"]) for one in ran.values() for each in one}) == 1, "sides have other batches"
     middle = {side: sorted(each["seconds"] for each in one)[len(one) // 2] for side, one in ran.items()}
     best = min(middle.keys() - {DEFAULT}, key=middle.__getitem__)

@@ -114,7 +114,9 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 # -- epochs in child processes -------------------------------------------------------------------------------------------------
 
 
-def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = None, tree: Path | None = None) -> dict[str, Any]:
+def run_child(
+    script: str, job: Mapping[str, Any], limit_bytes: int | None = None, tree: Path | None = None, most_s: float | None = None
+) -> dict[str, Any]:
     """Run a job in a process of its own, with its files out of the page cache, and return what it found.
 
     Parameters
@@ -127,6 +129,8 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
         Limit of a memory control group around the child, page cache included.
     tree : Path, optional
         A checkout whose library the child imports, in place of this interpreter's.
+    most_s : float, optional
+        Seconds after which the child is killed: subprocess.TimeoutExpired.
     """
     from featstore.testing.limits import memory_group
 
@@ -136,7 +140,7 @@ def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = Non
         command = [sys.executable, script, "--child", json.dumps(job)]
         enter = None if group is None else group.enter
         env = None if tree is None else {**os.environ, "PYTHONPATH": os.fspath(tree)}
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=env)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=env, timeout=most_s)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

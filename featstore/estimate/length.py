@@ -119,8 +119,8 @@ class PackingPasses:
 
     @property
     def least(self) -> int:
-        """Number of superbatches of an epoch without look-ahead: two, if one is gathered about as long as the next is packed."""
-        return LEAST if LEAST * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
+        """Number of superbatches of an epoch without look-ahead: two, if the second pass is cheap beside the loop's bytes."""
+        return LEAST if CHEAP * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
 
     def are_few(self, n: int) -> bool:
         """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
