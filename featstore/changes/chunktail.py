@@ -34,11 +34,6 @@ class ChunkTail:
     parts: tuple[FieldPart, ...]
     new: Insertion
 
-    @property
-    def n_new(self) -> int:
-        """Number of the new lists."""
-        return self.new.n * len(self.new.lists)
-
     @classmethod
     def of(
         cls, directory: Directory, parts: Sequence[FieldPart], new: Insertion, file_rows: Callable[[str], int]
@@ -56,7 +51,7 @@ class ChunkTail:
         kept = _before(parts, chunk * directory.chunk_words, file_rows)
         while kept and not STRIPE.match(kept[-1].file):
             own = sum(not STRIPE.match(part.file) for part in kept)
-            if own < MOST_FILES and kept[-1].rows > words_from(directory, chunk) + new.n * len(new.lists):
+            if own < MOST_FILES and kept[-1].rows > words_from(directory, chunk) + new.n_lists:
                 break
             chunk = kept.pop().first // directory.chunk_words
             kept = _before(kept, chunk * directory.chunk_words, file_rows)
@@ -101,7 +96,7 @@ def write_tail(
         Gets the number of bytes that were written since its last call.
     """
     directory, width = topology.directory, topology.id_bytes
-    n_lists, new, step = topology.num_lists + tail.n_new, tail.new, max(1, memory[0] // 8)
+    n_lists, new, step = topology.num_lists + tail.new.n_lists, tail.new, max(1, memory[0] // 8)
 
     def open_writer(name: str, layout: RowLayout, dtype: str, stripe: str) -> RowFileWriter:
         return update.writer(f"edge.{name}", layout, kind=name, dtype=dtype, stripe=stripe, buffer_bytes=memory[1])

@@ -47,6 +47,11 @@ class Insertion:
         return [each.first_list + each.n_lists for each in self.types.edges_into(self.of)]
 
     @property
+    def n_lists(self) -> int:
+        """Number of the new lists."""
+        return self.n * len(self.lists)
+
+    @property
     def _moved(self) -> list[int]:
         """First lists of the types of edges whose sources get other ids."""
         return [each.first_list for each in self.types.edges.values() if each.n_edges and each.src.first >= self.kind.stop]

@@ -9,8 +9,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ __all__ = [
     "size_class",
     "take_pages",
     "taking_pages",
+    "working_beside",
 ]
 
 HOLDER = "batch buffers"
@@ -57,14 +58,10 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
 
 
 @contextmanager
-def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
-    """Take the pages of ``memory`` in a thread while the ``with`` block fills it from the beginning; see :func:`take_pages`."""
-    if len(memory) < LEAST_TAKEN:
-        yield
-        return
+def working_beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
+    """Run ``work(go_on)`` in a thread beside the ``with`` block, until it ends or, after the block, ``go_on()`` is false."""
     is_over = threading.Event()
-    taken = (memory, lambda: not is_over.is_set())
-    thread = threading.Thread(target=take_pages, args=taken, name="featstore-pages", daemon=True)
+    thread = threading.Thread(target=work, args=(lambda: not is_over.is_set(),), name="featstore-pages", daemon=True)
     try:
         thread.start()
         yield
@@ -72,6 +69,11 @@ def taking_pages(memory: npt.NDArray[np.uint8]) -> Iterator[None]:
         is_over.set()
         if thread.is_alive():  # Ctrl-C may have come before it began
             thread.join()
+
+
+def taking_pages(memory: npt.NDArray[np.uint8]) -> AbstractContextManager[None]:
+    """Take the pages of ``memory`` in a thread while the ``with`` block fills it from the beginning; see :func:`take_pages`."""
+    return nullcontext() if len(memory) < LEAST_TAKEN else working_beside(partial(take_pages, memory))
 
 
 def size_class(n_bytes: int) -> int:

@@ -85,7 +85,7 @@ class Reader:
         self._measuring = threading.Lock()
         # Idle are those held that are not borrowed: so Ctrl-C between two steps loses no queue, for which closing would wait.
         self._held: dict[int, _Queue] = {}
-        self._borrowed: set[int] = set()
+        self._borrowed: dict[int, object] = {}  # a token of the borrower
         self._n_short = 0  # calls of make_do() that are in force
 
     @property
@@ -183,14 +183,12 @@ class Reader:
         """Borrow a queue, with scratch to sort ``n_rows`` if the budget allows."""
         self._leave_parent()
         engine: Engine | None = None
+        token = object()  # giving back does nothing where Ctrl-C came before the queue was ours
         try:
             while engine is None:
                 with self._lock:
-                    self._wait_for_engine()
-                    if self._held[id(self._idle[-1])].depth != self._depth(self.backend):
-                        self._renew()
-                    engine = self._idle[-1]  # first: what is not borrowed is idle, and giving it back does nothing
-                    self._borrowed.add(id(engine))
+                    engine = self._next_idle()
+                    self._borrowed[id(engine)] = token
                 try:
                     self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
                 except BudgetError:
@@ -204,29 +202,27 @@ class Reader:
         finally:
             if engine is not None:
                 try:
-                    self._give_back(engine)
-                except (
-                    BaseException
-                ):  # Ctrl-C came before or after giving back; without another try, threads would wait for a lost queue for ever
-                    self._give_back(engine)
+                    self._give_back(engine, token)
+                except BaseException:  # Ctrl-C came before or after it; else threads would wait for a lost queue for ever
+                    self._give_back(engine, token)
                     raise
 
-    def _wait_for_engine(self) -> None:
-        """Wait until there is an idle queue, or make one; the lock is held."""
+    def _next_idle(self) -> Engine:
+        """Wait until there is an idle queue, or make one, and return it with the current depth; the lock is held."""
         self._check_open()
-        while not self._idle:
+        while not (idle := self._idle):
             if not self._held:
-                self.with_backend(self._make)
-                break
+                return self.with_backend(self._make)
             if len(self._held) < self._most_queues:
                 try:
                     # A further queue gets its scratch now, so that no read fails later for lack of that memory.
-                    self._make(self.backend, SCRATCH_STEP)
-                    break
+                    return self._make(self.backend, SCRATCH_STEP)
                 except (BudgetError, OSError):
                     pass  # the existing queues suffice
             self._changed.wait()
             self._check_open()
+        engine = idle[-1]
+        return engine if self._held[id(engine)].depth == self._depth(self.backend) else self._renew(engine)
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
@@ -238,22 +234,22 @@ class Reader:
             for queue in held:
                 queue.reservation.release()
 
-    def _give_back(self, engine: Engine) -> None:
-        """Give a borrowed queue back; do nothing if it was given back already."""
+    def _give_back(self, engine: Engine, token: object) -> None:
+        """Give a borrowed queue back; do nothing unless the borrower of ``token`` has it."""
         with self._lock:
-            if id(engine) in self._borrowed and (self._closed or len(self._held) > self._most_queues):
-                self._drop(engine)
-            self._borrowed.discard(id(engine))
+            if self._borrowed.get(id(engine)) is token:
+                if self._closed or len(self._held) > self._most_queues:
+                    self._drop(engine)
+                self._borrowed.pop(id(engine), None)
             self._changed.notify_all()
 
-    def _renew(self) -> None:
-        """Replace the next idle queue by one of the current depth, in the same memory; the lock is held."""
-        engine = self._idle[-1]
+    def _renew(self, engine: Engine) -> Engine:
+        """Replace an idle queue by one of the current depth, in the same memory; the lock is held."""
         n_rows, reservation = (engine.nbytes - engine.arena_bytes) // 16, self._held[id(engine)].reservation
         try:
             del self._held[id(engine)]
             engine.close()
-            self.with_backend(lambda backend: self._make_in(reservation, backend, n_rows))
+            return self.with_backend(lambda backend: self._make_in(reservation, backend, n_rows))
         except BaseException:
             reservation.release()
             self._changed.notify_all()
@@ -327,7 +323,7 @@ class Reader:
         if queue is not None:
             queue.reservation.release()
             del self._held[id(engine)]
-        self._borrowed.discard(id(engine))
+        self._borrowed.pop(id(engine), None)
         engine.close()
 
     def expect(self, tables: Iterable[int]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -37,7 +36,7 @@ from featstore.estimate.cost import (
 )
 from featstore.estimate.length import SEVERAL, Length, PackingPasses, Planning, at_least, longest_auto, passes_over
 from featstore.estimate.misses import MissCurves
-from featstore.gather.buffers import take_pages
+from featstore.gather.buffers import take_pages, working_beside
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
 from featstore.storage.extentmap import episodes
@@ -417,7 +416,7 @@ class _PreparingPack:
         return self._pack.fits(n_missed, n_bytes)
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
-        with nullcontext() if k else self._preparing():
+        with nullcontext() if k else working_beside(self._prepare):
             packed = self._pack(k, n_missed, rows_of, check)
         try:
             if not k:
@@ -428,18 +427,6 @@ class _PreparingPack:
                 packed.remove()
             raise
         return packed
-
-    @contextmanager
-    def _preparing(self) -> Iterator[None]:
-        over = threading.Event()
-        thread = threading.Thread(target=self._prepare, args=(lambda: not over.is_set(),), name="featstore-pages", daemon=True)
-        try:
-            thread.start()
-            yield
-        finally:
-            over.set()
-            if thread.is_alive():  # Ctrl-C may have come before it began
-                thread.join()
 
     def _prepare(self, go_on: Callable[[], bool]) -> None:
         graph = self._context.graph

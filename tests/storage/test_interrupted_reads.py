@@ -12,6 +12,14 @@ from featstore.storage.reader import Reader
 MEMORY = 64 << 20
 
 
+def test_a_queue_of_another_is_not_given_back() -> None:
+    """Ctrl-C may come when a queue was chosen and is not yet borrowed; meanwhile another thread borrows it."""
+    with Reader(Options(memory=MEMORY), Budget(MEMORY)) as reader, reader.engine() as engine:
+        reader._give_back(engine, object())
+        with reader.engine() as other:
+            assert other is not engine
+
+
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_queue_is_given_back_though_ctrl_c_strikes_then(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
     """It strikes before the queue was given back, or when that is done and the call has not returned."""
@@ -19,11 +27,11 @@ def test_a_queue_is_given_back_though_ctrl_c_strikes_then(monkeypatch: pytest.Mo
     reader = Reader(Options(memory=MEMORY), budget)
     give_back, struck = Reader._give_back, 0
 
-    def interrupted(self: Reader, engine: Engine) -> None:
+    def interrupted(self: Reader, engine: Engine, token: object) -> None:
         nonlocal struck
         struck += 1
         if struck > 1 or is_done:
-            give_back(self, engine)
+            give_back(self, engine, token)
         if struck == 1:
             raise KeyboardInterrupt
 
