@@ -14,10 +14,12 @@ MEMORY = 64 << 20
 
 def test_a_queue_of_another_is_not_given_back() -> None:
     """Ctrl-C may come when a queue was chosen and is not yet borrowed; meanwhile another thread borrows it."""
-    with Reader(Options(memory=MEMORY), Budget(MEMORY)) as reader, reader.engine() as engine:
+    reader = Reader(Options(memory=MEMORY), Budget(MEMORY))
+    with reader.engine() as engine:
         reader._give_back(engine, object())
         with reader.engine() as other:
             assert other is not engine
+    reader.close()
 
 
 @pytest.mark.parametrize("is_done", [False, True])
