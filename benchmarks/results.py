@@ -1,10 +1,11 @@
 """Kept results: ``benchmarks/results`` has the figures of each processor, for docs/performance.md's table and plots.
 
     python -m benchmarks.results keep build/bench.jsonl    # the newest line of each figure, by processor
-    python -m benchmarks.results write                     # the table between the marks in docs/performance.md, and the plots
+    python -m benchmarks.results write                     # the table between the marks in docs/performance.md, bounds, plots
 
 Figures of ``--tiny``, and of a tree that differs from its commit, are refused. The table counts the bounds of each topic that
-were met, and names those that were missed. A plot has all bounds of a topic, and how far from each every processor came.
+were met, and names those that were missed; docs/bounds.md has all. A plot has all bounds of a topic, and how far from each
+every processor came.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).absolute().parent.parent
 KEPT, PAGE, PLOTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "plots"
+BOUNDS = ROOT / "docs" / "bounds.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.results write` -->", "<!-- until here -->"
 # Benchmarks by topic, in the order of the table.
 TOPICS: dict[str, tuple[str, ...]] = {
@@ -32,6 +34,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "data": ("aggregate", "infer", "import", "tables", "pyg"),
 }
 MOST_BARS = 40  # of a plot
+HEAD = """# Bounds: what was promised, and what was measured?
+
+`python -m benchmarks.results write` makes this page of the figures in `benchmarks/results`. A figure is the median of its runs,
+whose number is in brackets, beside the reference that took turns with it, or a value in its unit where there is no reference.
+Bold: missed. [Performance](performance.md) says what limits each part, and what you can turn.
+"""
 Line = dict[str, Any]
 
 
@@ -115,7 +123,32 @@ def table(kept: dict[str, list[Line]]) -> str:
         if any(cells):
             rows.append([f"[{topic}](plots/bounds-{topic}.svg)", *cells])
     head = [["missed", "promised", "measured", "processor, runs", "command"], ["---"] * 5] if missed else []
-    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in part) for part in (rows, head + missed) if part)
+    return "\n\n".join(_format(part) for part in (rows, head + missed) if part)
+
+
+def bounds(kept: dict[str, list[Line]]) -> str:
+    """Format all bounds, a table a topic, with what each processor measured."""
+    text = [HEAD]
+    for topic in TOPICS:
+        of_names = {name: {line["name"]: line for line in lines if topic_of(line) == topic} for name, lines in kept.items()}
+        found = {each: line for lines in of_names.values() for each, line in lines.items() if "target" in line}
+        if not found:
+            continue
+        rows = [["what", "beside", "promised", *of_names, "command"], ["---"] * (4 + len(of_names))]
+        for each, line in sorted(found.items()):
+            cells = [_cell(lines[each]) if "target" in lines.get(each, {}) else "" for lines in of_names.values()]
+            rows.append([each, line["reference"] or line["unit"], line["target"], *cells, f"`{line['command']}`"])
+        text.append(f"## {topic.capitalize()}\n\n![{topic}](plots/bounds-{topic}.svg)\n\n{_format(rows)}\n")
+    return "\n".join(text)
+
+
+def _cell(line: Line) -> str:
+    value = f"{measured(line):.3g}"
+    return f"{value if line['met'] else f'**{value}**'} ({len(line['runs'])})"
+
+
+def _format(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plot(topic: str, kept: dict[str, list[Line]], path: Path) -> None:
@@ -151,7 +184,8 @@ def write() -> list[Path]:
     if not (begin and end):
         raise ValueError(f"{PAGE} lacks the marks {BEGIN} and {END}, between which the table goes")
     PAGE.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}")
-    made = [PAGE]
+    BOUNDS.write_text(bounds(kept))
+    made = [PAGE, BOUNDS]
     for topic in TOPICS:
         if any("target" in line and topic_of(line) == topic for lines in kept.values() for line in lines):
             made.append(PLOTS / f"bounds-{topic}.svg")
@@ -165,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="what", required=True)
     keeping = commands.add_parser("keep", help="add figures, which benchmarks wrote with --out")
     keeping.add_argument("paths", nargs="+", type=Path, metavar="JSONL")
-    commands.add_parser("write", help="write docs/performance.md's table and plots")
+    commands.add_parser("write", help="write docs/performance.md's table, docs/bounds.md and the plots")
     args = parser.parse_args(argv)
     try:
         if args.what == "keep":

@@ -33,7 +33,7 @@ def line(name: str, ratio: float | None, target: str, **more: Any) -> dict[str, 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, place in (("ROOT", ""), ("KEPT", "results"), ("PAGE", "page.md"), ("PLOTS", "plots")):
+    for name, place in (("ROOT", ""), ("KEPT", "results"), ("PAGE", "page.md"), ("PLOTS", "plots"), ("BOUNDS", "bounds.md")):
         monkeypatch.setattr(results, name, tmp_path / place)
     (tmp_path / "plots").mkdir()
     (tmp_path / "page.md").write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
@@ -84,6 +84,10 @@ def test_the_table_counts_bounds_and_names_those_that_are_missed(places: Path) -
     assert "| hot rows, beside fio | >= 0.95 | 0.9 | AMD EPYC (family 26, model 2), 1 | `bench_gather --only hot` |" in page
     assert "| first batch, s | <= 2.5 | 3 |" in page
     assert "cold rows" not in page
+    of_all = (places / "bounds.md").read_text()
+    assert "| hot rows | fio | >= 0.95 | **0.9** (1) | `bench_gather --only hot` |" in of_all
+    assert "| cold rows | fio | >= 0.95 | 1.2 (1) |" in of_all
+    assert "| first batch | s | <= 2.5 | **3** (1) |" in of_all
     drawn = (places / "plots" / "bounds-rows.svg").read_text()
     assert "hot rows" in drawn
     assert "cold rows" in drawn
