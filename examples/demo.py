@@ -306,14 +306,14 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     n_bytes = results["memmap"]["features_bytes"]
     slow = found["memmap"]["seconds"]
     best = max(slow / max(found[kind]["seconds"], 1e-9) for kind in kinds)
-    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    figure = Figure(figsize=(14, 5), layout="constrained")
     seconds, rows, memory = figure.subplots(1, 3, sharey=True, width_ratios=[1.25, 1.25, 1])
     same = "same losses to the last bit" if compare_losses(results) else "LOSSES DIFFER"
     size, budget = f"{n_bytes / 1e9:.2g} GB", f"{results['memmap']['budget'] / 1e6:.0f} MB"
     shown = f"up to {best:.1f} × as fast as a memory map"
     if (share := computing_share(results)) > HIDDEN:
         fewer = found["memmap"]["reads"] / max(1.0, min(found[kind]["reads"] for kind in kinds))
-        shown = f"up to {fewer:,.0f} × fewer reads than a memory map (the model takes {share:.0%} of the time here)"
+        shown = f"up to {fewer:,.0f} × fewer reads than a memory map"
     title = f"GraphSAGE over {size} of features in {budget}: {shown}, {same}"
     figure.suptitle(title, fontsize=13, fontweight="bold")
 
@@ -337,7 +337,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     waiting = [found[kind]["seconds"] - found[kind]["computing"] for kind in kinds]
     computing = [found[kind]["computing"] for kind in kinds]
     bars(seconds, [("waiting for batches", "#c44e52", waiting), ("computing", "#8c8c8c", computing)], labels)
-    seconds.set_title("Seconds an epoch")
+    seconds.set_title("Seconds an epoch" + (f", {share:.0%} or more of them the model's" if share > HIDDEN else ""))
     ways = [f"{TITLES[kind].replace(', ', chr(10))}\naccuracy {accuracy(results[kind]):.3f}" for kind in kinds]
     stopped = [counts_of(results, kind) for kind in kinds]
     seconds.set_yticks(np.arange(len(kinds)), [f"{way}\nafter {n}" if n else way for way, n in zip(ways, stopped, strict=True)])
@@ -346,7 +346,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     tiers = [
         ("memory", "in memory", "#55a868"),
         ("read", "read: wanted rows", "#4c72b0"),
-        ("gaps", "read: the rest of their pages", "#dd8452"),
+        ("gaps", "read: bytes beside them", "#dd8452"),
     ]
     reads = [f"{found[kind]['reads']:,.0f} reads" for kind in kinds]
     bars(rows, [(label, color, [found[kind][tier] / 1e6 for kind in kinds]) for tier, label, color in tiers], reads)

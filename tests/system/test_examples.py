@@ -363,8 +363,10 @@ def test_the_demo_says_where_the_model_takes_the_time(tmp_path, monkeypatch, cap
     """Times of ways that differ by the model's noise alone are not the picture's title."""
     from matplotlib.figure import Figure
 
-    titles: list[str] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: titles.append(figure.get_suptitle()))
+    titles: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: titles.append((figure.get_suptitle(), figure.axes[0].get_title()))
+    )
     results = {way: ran([2.5], 2.0, loaded) for way, loaded in zip(WAYS, (90, 60, 40, 20), strict=True)}
     for computed in (3.0, 3.8):  # of two epochs' 4 s
         for result in results.values():
@@ -373,8 +375,10 @@ def test_the_demo_says_where_the_model_takes_the_time(tmp_path, monkeypatch, cap
         demo.draw(results, tmp_path / "demo.png")
     printed = capsys.readouterr().out
     assert printed.count("took 95% of each epoch") == printed.count("of each epoch or more") == 1
-    assert "1.0 × as fast" in titles[0]
-    assert "4 × fewer reads than a memory map (the model takes 95% of the time here)" in titles[1]
+    assert "1.0 × as fast" in titles[0][0]
+    assert titles[0][1] == "Seconds an epoch"
+    assert "4 × fewer reads than a memory map, same losses" in titles[1][0]
+    assert titles[1][1] == "Seconds an epoch, 95% or more of them the model's"
 
 
 def test_the_demo_says_what_was_not_limited_and_what_was_stopped(capsys, demo):
