@@ -81,7 +81,8 @@ def parse_size(size: int | str, name: str = "") -> int:
     """
     if not isinstance(size, str):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"{name or 'a size'} is an int or a string like '4GiB', not {type(size).__name__}")
+            share = " or '50%'" if name == "memory" else ""
+            raise TypeError(f"{name or 'a size'} is an int or a string like '4GiB'{share}, not {type(size).__name__}")
         number = operator.index(size)
         if number < 0:
             raise ValueError(f"{name or 'a size'} cannot be negative: {number}")

@@ -144,7 +144,7 @@ def check_fields(
                 raise ValueError(f"edge features: the dataset has no {name!r}; it has {sorted(g.edge_features)}")
     for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
         if name not in there:
-            text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
+            text = f"--{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
             raise ValueError(text + (where and f"{where} --{what} {name}"))
 
 

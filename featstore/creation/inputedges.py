@@ -141,7 +141,8 @@ def _integers(name: str, value: ArrayLike) -> Source:
     if source.dtype == "bool" or "int" not in source.dtype:
         raise TypeError(f"{name} must hold integers, not {source.dtype}")
     if len(source.shape) != 1:
-        raise ValueError(f"{name} must have one dimension, not shape {source.shape}")
+        hint = "; from_edge_index takes pairs of nodes" if len(source.shape) == 2 and 2 in source.shape else ""
+        raise ValueError(f"{name} must have one dimension, not shape {source.shape}{hint}")
     return source
 
 

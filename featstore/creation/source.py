@@ -271,7 +271,7 @@ def npy_header(read: Callable[[int, int], bytes], n_bytes: int, path: str) -> tu
     """
     head = read(min(12, n_bytes), 0)
     if head[:6] != b"\x93NUMPY":
-        raise FormatError(f"{path}: not a .npy file", path)
+        raise FormatError(f"{path}: not a .npy file; of bare bytes give np.memmap(path, dtype, 'r', shape=(rows, columns))", path)
     if len(head) < 12 or head[6] not in (1, 2, 3):
         raise FormatError(f"{path}: .npy version {head[6:8]!r}; versions 1 to 3 are known", path)
     start, length = (10, struct.unpack_from("<H", head, 8)[0]) if head[6] == 1 else (12, struct.unpack_from("<I", head, 8)[0])

@@ -338,9 +338,8 @@ def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]
     best = min(near, key=lambda each: (each.moved_bytes, each.epoch_s, each.total_s(epochs)))
     possible = [best, *(each for each in possible if each is not best)]
     part, seconds = max(best.parts.items(), key=lambda item: item[1])
-    reason = (
-        f"{best.total_s(epochs):.3g} s for {epochs} {'epoch' if epochs == 1 else 'epochs'}, most of it {part} ({seconds:.3g} s)"
-    )
+    of = "1 epoch" if epochs == 1 else f"{epochs} epochs, {best.epoch_s:.3g} s each"
+    reason = f"{best.total_s(epochs):.3g} s for {of}, most of it {part} ({seconds:.3g} s)"
     if len(possible) > 1:
         second = possible[1]
         reason += f"; next is {second.strategy} ({second.policy}) with {second.total_s(epochs):.3g} s"

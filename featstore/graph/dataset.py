@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -399,6 +399,14 @@ class OutOfCoreGraph(ChangingDataset):
         return g
 
     # -- describing --------------------------------------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # for a type checker __getattr__ would define every name
+
+        def __getattr__(self, name: str) -> Any:
+            for kind in ("features", "node_data", "edge_features"):
+                if name in self.__dict__.get(kind, ()):
+                    raise AttributeError(f"a graph has no attribute {name!r}; it has {kind}[{name!r}]", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})

@@ -72,7 +72,9 @@ class OpenDataset(StoredGraph):
         their number, of the whole graph.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: Options, view: View | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], options: Options | None = None, view: View | None = None) -> None:
+        if options is None:
+            raise TypeError("a dataset is opened with featstore.open(path, memory=…)")
         if view is not None:
             self._open_view(view)
             return

@@ -82,7 +82,13 @@ def open_files(root: str) -> DatasetFiles:
         # Put back a dataset that a dead builder moved aside. If its builder lives, with_directory() opens it where it is.
         with contextlib.suppress(OSError):
             restore_moved(root)
-    return with_directory(root, DatasetFiles)
+    try:
+        return with_directory(root, DatasetFiles)
+    except FileNotFoundError as error:
+        if error.filename != root:
+            raise
+        reason = "there is no dataset; OutOfCoreGraph.create, from_edge_index, from_pyg and featstore import make one"
+        raise FileNotFoundError(errno.ENOENT, reason, root) from None
 
 
 @contextlib.contextmanager

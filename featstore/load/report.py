@@ -71,7 +71,10 @@ def advice_on(stats: Mapping[str, Any], asked: int | None = None) -> list[str]:
             times = stats["bytes_read"] / stats["bytes_requested"]
             found.append(f"{times:.1f} times the bytes asked for were read: strategy 'streamed' or 'packed' reads in sequence.")
     if asked is not None and stats["prefetch"] < asked:
-        found.append(f"Memory is short: {stats['prefetch']} batches are made ahead, not {asked}. Give more memory=.")
+        n = stats["prefetch"]
+        found.append(
+            f"Memory is short: {n} {'batch is' if n == 1 else 'batches are'} made ahead, not {asked}. Give more memory=."
+        )
     if stats["epochs_beside"]:
         n = stats["epochs_beside"]
         found.append(f"{n:,} epochs were read on demand, as another loop had the caches: end or drop that loop first.")

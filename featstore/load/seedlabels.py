@@ -72,7 +72,9 @@ class SeedLabels:
         """Read the node data that holds labels, and raise ValueError unless it has a row for each node."""
         for name, field in self._fields.items():
             if (n := len(self._g.node_data[field])) != self._n:
-                raise ValueError(f"labels: {name!r} has {n} entries for {self._n} nodes")
+                raise ValueError(
+                    f"labels: {name!r} has {n} entries for {self._n} nodes; give an entry a node, or an array with one a seed"
+                )
 
     def attach(self, batches: SampledBatches) -> None:
         """Take the batches whose seeds the labels belong to.

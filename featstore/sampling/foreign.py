@@ -292,6 +292,8 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedS
     own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
     if isinstance(sampler, own) and type(sampler) in own:  # a subclass may return anything
         return sampler
+    if isinstance(sampler, (list, tuple)):
+        raise TypeError(f"a sampler is an object, such as featstore.NeighborSampler(g, fanouts=[10, 5]), not {sampler!r:.80}")
     if has_own_seeds(sampler):
         raise TypeError(
             f"{type(sampler).__name__} has seeds and batches of its own, and cannot sample others: give its sampler, or give "

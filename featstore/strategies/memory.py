@@ -345,7 +345,7 @@ class Memory:
         needed = self._needed(n_rows) + self._one_more
         # The number of ``error`` is for one allocation; an eighth is added for later and optional ones.
         needed = max(needed, (error.needed or 0) * 9 // 8) + self._graph.topology_bytes()
-        return BudgetError(before + error.reason, needed)
+        return BudgetError(f"{before}{error.reason}; smaller batches need less", needed)
 
     def _refusal(self) -> BudgetError:
         parts, budget = self._parts(self.batch.n_rows), self._budget

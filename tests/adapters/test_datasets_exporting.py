@@ -127,7 +127,7 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     before = sorted(os.listdir(tmp_path))
     with featstore.open(path, memory=MEMORY) as g:
         refuses(ValueError, "form must be one of npy, parquet, not 'csv'", lambda: export(g, tmp_path / "out", "csv"))
-        refuses(FileExistsError, "", lambda: export(g, tmp_path / "g"))
+        refuses(FileExistsError, "exported to a new folder", lambda: export(g, tmp_path / "g"))
         refuses(FileNotFoundError, "", lambda: export(g, tmp_path / "no" / "out"))
         refuses(TypeError, "open datasets are exported", lambda: export("g", tmp_path / "out"))  # type: ignore[arg-type]
         refuses(BudgetError, "export in 1.00 MiB", lambda: export(g, tmp_path / "out", memory="1MiB"))

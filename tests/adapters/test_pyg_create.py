@@ -336,7 +336,11 @@ REFUSED = [
     ),
     (changed(CITES, edge_index=torch.tensor([[0], [30]])), IndexError, r"edge type \('paper', 'cites', .* is 30"),
     (changed(CITES, edge_label_index=torch.zeros((2, 3), dtype=int)), ValueError, "'edge_label_index' of .* is of links"),
-    (changed(("paper", "in", "venue"), edge_index=torch.zeros((2, 1), dtype=int)), ValueError, "no node type 'venue'"),
+    (
+        changed(("paper", "in", "venue"), edge_index=torch.zeros((2, 1), dtype=int)),
+        ValueError,
+        r"no node type 'venue'; set data\['venue'\]",
+    ),
     (changed(("paper", "in", "tag"), w=torch.ones(3)), ValueError, r"data\['paper', 'in', 'tag'\]: there is no edge_index"),
     (changed(("paper", "in", "author"), adj_t=torch.eye(12).to_sparse()), ValueError, r"adj_t is not of shape \(12, 30\)"),
     (lambda: TemporalData(src=torch.tensor([0]), dst=torch.tensor([0]), t=torch.tensor([0])), TypeError, "temporal data"),
@@ -377,6 +381,17 @@ REFUSED = [
 def test_what_is_refused(tmp_path, make, kind, message) -> None:
     refuses(kind, message, lambda: create(tmp_path / "g", make(), progress=False))
     assert not (tmp_path / "g").exists()
+
+
+def test_labels_of_another_length_are_warned_of(tmp_path: Path) -> None:
+    """They are stored, as any node data; a loader would refuse them when the conversion is done."""
+    data = graph()
+    data.y = data.y[:-1]
+    with pytest.warns(featstore.FeatstoreWarning, match=r"data: 'y' of shape \(199,\) has not one row for each of 200"):
+        create(tmp_path / "g", data, progress=False).close()
+    typed = changed("paper", y=torch.zeros(29, dtype=torch.int64))()
+    with pytest.warns(featstore.FeatstoreWarning, match=r"data\['paper'\]: 'y' of shape \(29,\)"):
+        create(tmp_path / "typed", typed, progress=False).close()
 
 
 def test_features_that_are_not_there(data, tmp_path) -> None:

@@ -263,11 +263,11 @@ def test_bench(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["info", "{tmp}/nowhere"], "nowhere: no such file or directory"),
-        (["verify", "{tmp}/nowhere"], "no such file or directory"),
+        (["info", "{tmp}/nowhere"], "nowhere: there is no dataset; "),
+        (["verify", "{tmp}/nowhere"], "featstore import make one"),
         (["info", "{tmp}"], "{tmp}"),
         (["train", "{small}", "--policy", "magic"], "no policy"),
-        (["train", "{small}", "--labels", "z"], "labels: the dataset has no 'z'"),
+        (["train", "{small}", "--labels", "z"], "featstore: --labels: the dataset has no 'z'"),
         (["train", "{small}", "--feature", "z"], "feature: the dataset has no 'z'"),
         (["train", "{small}", "--memory", "100KB"], "budget"),
         (["train", "{small}", "--cache", "5.0"], "share of the rows"),

@@ -191,7 +191,10 @@ def test_losses_do_not_depend_on_strategies_and_resume(made: Path, tmp_path: Pat
 
 def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, capsys: Any) -> None:
     for command, words in (
-        (["train", made], "target: is needed; the dataset has the node types 'institution', 'paper', 'author', 'venue'"),
+        (
+            ["train", made],
+            "featstore: --target: is needed; the dataset has the node types 'institution', 'paper', 'author', 'venue'",
+        ),
         (["train", made, "--target", "papers"], "target: there is no 'papers'"),
         (["train", made, "--target", "author"], "no training seeds: node data 'train_idx'"),
         (

@@ -414,8 +414,10 @@ def test_topologies_of_the_wrong_kind(tmp_path: Path) -> None:
         create(tmp_path / "g", [0, 1], [[0], [0, 1]])
     with pytest.raises(TypeError, match="must hold integers"):
         create(tmp_path / "g", np.zeros(3, np.int64), np.zeros(0, bool))
-    with pytest.raises(ValueError, match="one dimension"):
+    with pytest.raises(ValueError, match=r"one dimension, not shape \(3, 1\)$"):
         create(tmp_path / "g", np.zeros((3, 1), np.int64), [])
+    with pytest.raises(ValueError, match="from_edge_index takes pairs"):
+        create(tmp_path / "g", np.zeros((2, 5), np.int64), [])
     with pytest.raises(ValueError, match="'csc', 'chunked'"):
         create(tmp_path / "g", *EMPTY, topology="coo")
     with pytest.raises(BudgetError) as caught:

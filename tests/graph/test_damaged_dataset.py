@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +27,11 @@ __all__ = ["copy", "quick"]  # fixtures
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no dataset; .*from_pyg and featstore import make one: .*absent"
+    ) as caught:
         featstore.open(tmp_path / "absent")
+    assert caught.value.errno == errno.ENOENT
     with pytest.raises(FormatError, match="is not a dataset: it has no catalog"):
         featstore.open(tmp_path)
     (tmp_path / "file").touch()

@@ -143,6 +143,18 @@ def test_missing_names_say_what_there_is(small: SimpleNamespace) -> None:
             g.cache("z", 10)
 
 
+def test_attributes_of_other_libraries_name_the_field(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        with pytest.raises(AttributeError, match=r"no attribute 'x'; it has features\['x'\]"):
+            _ = g.x
+        with pytest.raises(AttributeError, match=r"no attribute 'train_idx'; it has node_data\['train_idx'\]"):
+            _ = g.train_idx
+        with pytest.raises(AttributeError, match="'OutOfCoreGraph' object has no attribute 'num_features'"):
+            _ = g.num_features
+    with pytest.raises(TypeError, match=r"featstore.open\(path"):
+        featstore.OutOfCoreGraph(small.path)
+
+
 # --- closing --------------------------------------------------------------------------------------------------------------------
 
 

@@ -365,7 +365,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"features": ["x", "z"]}, ValueError, "no 'z'; it has .*'h', 'x'"),
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),
-        ({"labels": "few"}, ValueError, f"'few' has 3 entries for {N} nodes"),
+        ({"labels": "few"}, ValueError, f"'few' has 3 entries for {N} nodes; give an entry a node, or an array"),
         ({"feature_cache": 1.5}, ValueError, "share of the rows"),
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),

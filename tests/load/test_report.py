@@ -58,7 +58,7 @@ def test_a_loader_that_hides_its_work_needs_nothing() -> None:
         ({"hidden": 0.2, "seconds": {"transfer": 5.0, "wait": 9.0}}, 2, "Copies to the device", ["device_cache="]),
         ({"hidden": 0.2, "seconds": {"mine": 5.0}}, 2, "mine bounds", []),
         ({"hidden": 0.2, "bytes_read": 9000}, 2, "Reading", ["9.0 times", "'streamed' or 'packed'"]),
-        ({"prefetch": 1}, 2, "The loop", ["1 batches are made ahead, not 2"]),
+        ({"prefetch": 1}, 2, "The loop", ["1 batch is made ahead, not 2"]),
         ({"epochs_beside": 3}, 2, "The loop", ["3 epochs were read on demand"]),
         ({"hits_lost": 1234}, 2, "The loop", ["1,234 hits were lost"]),
     ],

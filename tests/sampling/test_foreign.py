@@ -162,6 +162,8 @@ def test_pyg_has_no_sampler_of_its_own_interface(small: SimpleNamespace) -> None
         loader = pyg.NodeLoader(pyg.data_of(small.indptr, small.indices), sampler, batch_size=40)
         with pytest.raises(TypeError, match="NodeLoader has seeds and batches of its own"):
             featstore.Loader(g, loader, small.train_idx, batch_size=40)
+        with pytest.raises(TypeError, match=r"such as featstore.NeighborSampler\(g, fanouts=.*, not \[5, 5\]"):
+            featstore.Loader(g, [5, 5], small.train_idx, batch_size=40)
 
 
 @pytest.mark.parametrize("as_input", [np.asarray, torch.from_numpy])

@@ -117,7 +117,9 @@ def test_the_parts_that_a_refusal_lists_add_up(dataset: Path) -> None:
                 try:
                     featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=featstore.Ginex(cache=0.05)).close()
                 except featstore.BudgetError as error:
-                    refusal = re.search(r"is too small: (\S+ \w+) are asked for \((.*)\); at least", str(error))
+                    refusal = re.search(
+                        r"is too small: (\S+ \w+) are asked for \((.*)\); smaller batches need less; at least", str(error)
+                    )
                     if refusal is not None:  # else there was no memory to sample the first batch
                         found.append((refusal, kib << 10, error.needed))
                 except featstore.PerformanceWarning:

@@ -102,7 +102,7 @@ def export(
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
     target = os.path.abspath(user_path(folder))
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        raise FileExistsError(errno.EEXIST, "there is something already; files are exported to a new folder", target)
     n_bytes = min(_MOST_MEMORY, max(LEAST_MEMORY, g.budget.available // 2)) if memory is None else parse_memory(memory)
     if n_bytes < LEAST_MEMORY:
         raise BudgetError(f"export in {format_size(n_bytes)}", LEAST_MEMORY)

@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
 from featstore.creation.typed import Edges, Nodes
+from featstore.errors import FeatstoreWarning
 from featstore.gather.arrays import as_array
 from featstore.graph.dataset import OutOfCoreGraph
 
@@ -78,7 +79,7 @@ def create(
         wanted = []
     _check_there(wanted, attributes)
     rows = _pop_features(wanted, attributes, num_nodes)
-    _check_masks(attributes, num_nodes)
+    _check_of_nodes(attributes, num_nodes)
     adjacency = _adjacency(graph, (num_nodes, num_nodes))
     _check_of_edges(graph, of_edges)
     options["edge_features"] = of_edges or None
@@ -97,6 +98,10 @@ def _create_typed(
     if must_exist:
         _check_there(wanted, [name for each in nodes.values() for name in (*(each.features or ()), *(each.data or ()))])
     n = {kind: each.n for kind, each in nodes.items()}
+    for key in data.edge_types:
+        for kind in (key[0], key[2]):
+            if kind not in n:
+                raise ValueError(f"edge type {key!r}: there is no node type {kind!r}; set data[{kind!r}].num_nodes")
     edges = {key: _edges(data[key], (n.get(key[2], 0), n.get(key[0], 0)), f"data[{str(key)[1:-1]}]") for key in data.edge_types}
     return OutOfCoreGraph.create(path, nodes=nodes, edges=edges, **options)
 
@@ -106,7 +111,7 @@ def _nodes(store: Any, wanted: Sequence[str], where: str) -> Nodes:
     num_nodes, given = _num_nodes(store, where), store.to_dict()
     arrays = {name: _array(name, value, where) for name, value in given.items() if name != "num_nodes" and value is not None}
     rows = _pop_features([name for name in wanted if name in arrays], arrays, num_nodes, where)
-    _check_masks(arrays, num_nodes, where)
+    _check_of_nodes(arrays, num_nodes, where)
     return Nodes(num_nodes, rows, arrays)
 
 
@@ -216,13 +221,24 @@ def _check_of_edges(data: Any, of_edges: Mapping[str, torch.Tensor], where: str 
             )
 
 
-def _check_masks(attributes: Mapping[str, torch.Tensor], num_nodes: int, where: str = "data") -> None:
+def _check_of_nodes(attributes: Mapping[str, torch.Tensor], num_nodes: int, where: str = "data") -> None:
+    """Refuse masks of another length, and warn of labels that a loader would refuse later."""
     for name, value in attributes.items():
         if "mask" in name and (value.dtype != torch.bool or len(value) != num_nodes):
             raise ValueError(
                 f"{where}: {name!r} of {value.dtype} and shape {tuple(value.shape)} is no mask of {num_nodes} nodes: bool, an "
                 "entry a node"
             )
+    labels = attributes.get("y")
+    if (
+        labels is not None and len(labels) not in (1, num_nodes) and "batch" not in attributes
+    ):  # labels of graphs have a row a graph
+        warnings.warn(
+            f"{where}: 'y' of shape {tuple(labels.shape)} has not one row for each of {num_nodes} nodes; it is stored, and no "
+            "loader takes it as labels",
+            FeatstoreWarning,
+            stacklevel=2,
+        )
 
 
 def _adjacency(data: Any, shape: tuple[int, int], where: str = "the data") -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
