@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
+from featstore.display import Display, Shown, Table, described
 from featstore.errors import BusyError, FormatError, StaleError
 from featstore.graph.neighbors.savedcache import made_of
 from featstore.graph.selfreliant import SelfReliantParts
@@ -53,7 +54,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class KeptParts:
+class KeptParts(Shown):
     """Parts that a dataset keeps, as :meth:`OutOfCoreGraph.parts <featstore.OutOfCoreGraph.parts>` lists them.
 
     Attributes
@@ -90,6 +91,16 @@ class KeptParts:
     hops: int | None
     num_nodes: int = field(repr=False)
     _read: Callable[[KeptParts, str], torch.Tensor] = field(repr=False, compare=False)
+
+    def _shown(self) -> Iterator[tuple[str, Any]]:
+        return ((each.name, getattr(self, each.name)) for each in fields(self) if each.repr)
+
+    def __repr__(self) -> str:
+        return f"KeptParts({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
+
+    def _display(self) -> Display:
+        rows = [(name, described(value, name)) for name, value in self._shown() if name != "name"]
+        return Display(f"KeptParts({self.name!r})", [Table(("", ""), rows)])
 
     def load(self) -> torch.Tensor:
         """Read the part of every node: int32 ``[num_nodes]``, counted in the graph's budget while the tensor lives.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def g(tmp_path: Path) -> Any:
 
 def files_of(g: featstore.OutOfCoreGraph) -> set[str]:
     return {path.name for path in Path(g.path).iterdir() if path.name.startswith(STEMS)}
+
+
+def test_parts_show_themselves(g: Any) -> None:
+    featstore.partition(g, 9, train_idx=np.arange(0, N, 3), name="mine")
+    kept = g.parts()["mine"]
+    assert repr(kept).startswith("KeptParts(name='mine', n_parts=9, n_train=200, method='fennel', options={'passes': 3, ")
+    page = kept._repr_html_()
+    assert page.startswith("<div><p><code>KeptParts(&#x27;mine&#x27;)</code></p><table>")
+    for name, shown in (("n_parts", "9"), ("method", "fennel"), ("options", "passes: 3, gamma: 1.5"), ("hops", "none")):
+        assert re.search(f"<tr><td[^>]*>{name}</td><td[^>]*>{shown}", page)
+    assert "_read" not in repr(kept) + page
 
 
 def test_kept_at_once_and_for_others(g: Any) -> None:
