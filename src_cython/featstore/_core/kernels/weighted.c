@@ -20,13 +20,17 @@ static const fs_words fs_lanes = {0, 1, 2, 3, 4, 5, 6, 7};
 
 /* ---------------------------------------------------------------- words and exponentials */
 
-/* fs_absorb() of lanes. */
-FS_INLINE fs_words fs_absorb_lanes(uint64_t key, fs_words x)
+FS_INLINE fs_words fs_mix_lanes(fs_words z)
 {
-    fs_words z = key + FS_GOLDEN * (x + 1);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
+}
+
+/* fs_absorb() of lanes. */
+FS_INLINE fs_words fs_absorb_lanes(uint64_t key, fs_words x)
+{
+    return fs_mix_lanes(key + FS_GOLDEN * (x + 1));
 }
 
 /* In [0, 1), multiples of 2^-52. */
@@ -162,16 +166,21 @@ FS_INLINE int64_t fs_draw_by_keys(uint64_t key, const fs_column *columns, int64_
 
 /* ---------------------------------------------------------------- trials */
 
-/* The next trials of a list: the column of each, and the share of the column that it is above. */
-FS_INLINE void fs_try_lanes(uint64_t key, int64_t trial, uint64_t degree, int64_t *numbers, double *shares)
+/* Trials by their words: the column of each, and the share of the column that it is above. */
+FS_INLINE void fs_try_lanes(fs_words z, fs_words degree, int64_t *numbers, double *shares)
 {
-    const fs_words z = fs_absorb_lanes(key, fs_lanes + (uint64_t)trial);
     /* Word times degree, 96 bits, in halves, which vectors can multiply: a column, and 64 bits behind the point. */
     const fs_words low = (z & 0xFFFFFFFFu) * degree, high = (z >> 32) * degree + (low >> 32);
     const fs_words number = high >> 32;
     const fs_doubles share = fs_uniform_lanes(high << 32 | (low & 0xFFFFFFFFu));
     memcpy(numbers, &number, sizeof number);
     memcpy(shares, &share, sizeof share);
+}
+
+/* Trials of one list, from a number on. */
+FS_INLINE void fs_try_list(uint64_t key, int64_t trial, int64_t degree, int64_t *numbers, double *shares)
+{
+    fs_try_lanes(fs_absorb_lanes(key, fs_lanes + (uint64_t)trial), (uint64_t)degree + (fs_words){0}, numbers, shares);
 }
 
 /* The edge that a trial draws; arithmetic, not branches, which could not be foreseen. */
@@ -181,43 +190,173 @@ FS_INLINE int64_t fs_edge_of(fs_column column, int64_t number, double share)
     return (number & is_own) | (other & ~is_own);
 }
 
-typedef struct {
-    uint64_t key;
-    int64_t n_ahead; /* trials that are made */
-    int64_t numbers[5 * FS_MOST_TRIED / 4];
-    double shares[5 * FS_MOST_TRIED / 4];
-} fs_trials;
-
 /* Bits of what is drawn: one a position in lists of at most SEEN_BITS, else one a hash. */
 typedef struct {
     uint64_t bits[SEEN_BITS / 64];
     int is_hashed;
 } fs_seen;
 
-/* Take what trials draw into out[n …], without what is there; returns how many there are then, `fanout` at the most. */
-FS_INLINE int64_t fs_accept(const int64_t *numbers, const double *shares, int64_t n_trials, const fs_column *columns,
-                            int64_t fanout, fs_seen *seen, int64_t *out, int64_t n)
+FS_INLINE int fs_see(fs_seen *seen, int64_t edge, const int64_t *drawn, int64_t n)
 {
-    for (int64_t t = 0; t < n_trials && n < fanout; t++) {
-        const int64_t edge = fs_edge_of(columns[numbers[t]], numbers[t], shares[t]);
-        const uint32_t bit = seen->is_hashed ? (uint32_t)edge * 0x9E3779B1u >> SEEN_SHIFT : (uint32_t)edge;
-        int is_drawn = (int)(seen->bits[bit / 64] >> (bit % 64) & 1);
-        if (seen->is_hashed && FS_RARE(is_drawn))
-            is_drawn = fs_is_in(out, n, edge);
-        seen->bits[bit / 64] |= 1ull << (bit % 64);
-        out[n] = edge;
-        n += !is_drawn;
+    const uint32_t bit = seen->is_hashed ? (uint32_t)edge * 0x9E3779B1u >> SEEN_SHIFT : (uint32_t)edge;
+    int is_drawn = (int)(seen->bits[bit / 64] >> (bit % 64) & 1);
+    if (seen->is_hashed && FS_RARE(is_drawn))
+        is_drawn = fs_is_in(drawn, n, edge);
+    seen->bits[bit / 64] |= 1ull << (bit % 64);
+    return is_drawn;
+}
+
+/* Draw the rest of a list, of which `n_tried` trials have drawn n edges: by trials, and then by keys. Returns how many there are
+ * then; `drawn` has room for one more. */
+FS_INLINE int64_t fs_draw_rest(const fs_weighted *hop, uint64_t key, const fs_column *columns, int64_t degree, int64_t n_tried,
+                               int64_t *drawn, int64_t n)
+{
+    const int64_t fanout = hop->fanout, n_trials = fs_n_trials(degree, fanout);
+    fs_seen seen = {{0}, degree > SEEN_BITS};
+    for (int64_t i = 0; i < n; i++)
+        fs_see(&seen, drawn[i], drawn, i);
+    for (int64_t t = n_tried; n < fanout && t < n_trials; t += LANES) {
+        int64_t numbers[LANES];
+        double shares[LANES];
+        fs_try_list(key, t, degree, numbers, shares);
+        for (int64_t j = 0; j < LANES && t + j < n_trials && n < fanout; j++) {
+            drawn[n] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
+            n += !fs_see(&seen, drawn[n], drawn, n);
+        }
     }
+    if (n < fanout)
+        n = fs_draw_by_keys(fs_absorb(key, FS_KEYED), columns, degree, fanout, drawn, n, hop->scratch);
     return n;
 }
 
-/* ---------------------------------------------------------------- lists */
+/* ---------------------------------------------------------------- lists, several at a time */
+
+static const fs_column fs_no_column = {0, 0}; /* of a list that draws nothing */
+
+/* Lists that are drawn from, with their first trials; those of a group of LANES lie side by side. */
+typedef struct {
+    uint64_t key[FS_WEIGHTED_CHUNK], degree[FS_WEIGHTED_CHUNK];
+    const fs_column *columns[FS_WEIGHTED_CHUNK];
+    int64_t numbers[FS_WEIGHTED_CHUNK * FS_LANE_DRAWS];
+    double shares[FS_WEIGHTED_CHUNK * FS_LANE_DRAWS];
+} fs_trials;
+
+/* What is drawn from a group: in rows, of which a list has a lane; its first n[lane] are edges, ascending. */
+typedef struct {
+    fs_halves rows[FS_LANE_DRAWS], n;
+} fs_drawn;
 
 /* Whether a list is drawn from; else what has a weight is taken whole. */
 FS_INLINE int fs_is_weighed(const fs_weighted *hop, int64_t i)
 {
     return hop->fanout > 0 && (hop->replace ? hop->degree[i] > 0 : hop->degree[i] > hop->fanout);
 }
+
+/* Trials that are made of each list at once. Without replacement some more than draws, as some draw what is drawn already. */
+FS_INLINE int fs_n_rows(const fs_weighted *hop)
+{
+    const int64_t n = hop->fanout + (hop->replace ? 0 : hop->fanout / 4);
+    return (int)(n < 0 || hop->fanout > FS_LANE_DRAWS ? 0 : n < FS_LANE_DRAWS ? n : FS_LANE_DRAWS);
+}
+
+/* Make the first trials of lists i … stop - 1 that are drawn from, and fetch their columns; of the others fetch the first. */
+FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, int64_t stop, int n_rows, fs_trials *trials)
+{
+    int64_t n = 0;
+    for (; i < stop; i++) {
+        const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
+        if (fs_is_weighed(hop, i)) {
+            trials->key[n] = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
+            trials->degree[n] = (uint64_t)hop->degree[i];
+            trials->columns[n++] = columns;
+        } else {
+            for (int64_t j = 0; columns && hop->fanout && j < hop->degree[i] && j < 64; j += 8)
+                fs_fetch(columns + j);
+        }
+    }
+    for (; n % LANES; n++)
+        trials->key[n] = trials->degree[n] = 0, trials->columns[n] = &fs_no_column;
+    for (int64_t first = 0; first < n; first += LANES) {
+        int64_t *numbers = trials->numbers + first * n_rows;
+        double *shares = trials->shares + first * n_rows;
+        fs_words key, degree;
+        memcpy(&key, trials->key + first, sizeof key);
+        memcpy(&degree, trials->degree + first, sizeof degree);
+        for (int t = 0; t < n_rows; t++)
+            fs_try_lanes(fs_mix_lanes(key + FS_GOLDEN * ((uint64_t)t + 1)), degree, numbers + t * LANES, shares + t * LANES);
+        for (int t = 0; t < n_rows; t++)
+            for (int j = 0; j < LANES; j++)
+                fs_fetch(trials->columns[first + j] + numbers[t * LANES + j]);
+    }
+}
+
+/* Sort rows that lie side by side. */
+FS_INLINE void fs_sort_rows(fs_halves *rows, uint8_t (*network)[2], int n_network)
+{
+    for (int c = 0; c < n_network; c++) {
+        const fs_halves a = rows[network[c][0]], b = rows[network[c][1]], swap = (fs_halves)(a > b) & (a ^ b);
+        rows[network[c][0]] = a ^ swap;
+        rows[network[c][1]] = b ^ swap;
+    }
+}
+
+/* Draw from the LANES lists from `first` on. No branch depends on what is drawn, but where the trials do not suffice. */
+FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, int64_t first, int n_rows, uint8_t (*network)[2],
+                             int n_network, fs_drawn *out)
+{
+    const int64_t *numbers = trials->numbers + first * n_rows;
+    const double *shares = trials->shares + first * n_rows;
+    uint64_t entries[LANES * FS_LANE_DRAWS];
+    const fs_halves fanout = (uint32_t)hop->fanout + (fs_halves){0};
+    fs_halves n = {0}, nothing = {0};
+    for (int t = 0; t < n_rows; t++)
+        for (int j = 0; j < LANES; j++)
+            memcpy(&entries[t * LANES + j], trials->columns[first + j] + numbers[t * LANES + j], sizeof *entries);
+    for (int t = 0; t < n_rows; t++) {
+        fs_words entry, number;
+        fs_doubles share;
+        memcpy(&entry, entries + t * LANES, sizeof entry);
+        memcpy(&number, numbers + t * LANES, sizeof number);
+        memcpy(&share, shares + t * LANES, sizeof share);
+        const fs_halves bits = __builtin_convertvector(entry, fs_halves);
+        const fs_words is_own = (fs_words)(share < __builtin_convertvector((fs_floats)bits, fs_doubles));
+        const fs_words other = (fs_words)((fs_signed)entry >> 32);
+        const fs_words others = other ^ (fs_words)((fs_signed)other >> 63); /* as fs_edge_of() */
+        fs_halves edge = __builtin_convertvector((number & is_own) | (others & ~is_own), fs_halves);
+        if (t == 0) {
+            nothing = __builtin_convertvector((fs_words)(entry == number << 32), fs_halves); /* all weights are 0 */
+            n = nothing & fanout;
+        }
+        if (!hop->replace) {
+            fs_halves is_drawn = (fs_halves)(n >= fanout);
+            for (int i = 0; i < t; i++)
+                is_drawn |= (fs_halves)(out->rows[i] == edge);
+            edge |= is_drawn; /* behind all edges */
+            n += 1 + is_drawn;
+        }
+        out->rows[t] = edge;
+    }
+    if (hop->replace)
+        n = fanout;
+    out->n = n & ~nothing;
+    for (int j = 0; j < LANES; j++) {
+        if (n[j] >= (uint32_t)hop->fanout)
+            continue;
+        int64_t drawn[FS_LANE_DRAWS + 1], m = 0;
+        for (int t = 0; t < n_rows; t++) {
+            drawn[m] = out->rows[t][j];
+            m += drawn[m] != UINT32_MAX;
+        }
+        const int64_t k = first + j;
+        m = fs_draw_rest(hop, trials->key[k], trials->columns[k], (int64_t)trials->degree[k], n_rows, drawn, m);
+        for (int t = 0; t < n_rows; t++)
+            out->rows[t][j] = t < m ? (uint32_t)drawn[t] : UINT32_MAX;
+        out->n[j] = (uint32_t)m;
+    }
+    fs_sort_rows(out->rows, network, n_network);
+}
+
+/* ---------------------------------------------------------------- lists, one at a time */
 
 FS_INLINE int64_t fs_take_positive(const fs_column *columns, int64_t degree, int64_t *out)
 {
@@ -229,132 +368,62 @@ FS_INLINE int64_t fs_take_positive(const fs_column *columns, int64_t degree, int
     return n;
 }
 
-/* Make the first trials of a list that is drawn from, and fetch their columns; else fetch its first columns. */
-FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, fs_trials *trials)
+/* Draw more than FS_LANE_DRAWS from a list. */
+FS_INLINE int64_t fs_draw_many(const fs_weighted *hop, int64_t i, int64_t *out)
 {
     const int64_t degree = hop->degree[i], fanout = hop->fanout;
-    const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
-    trials->n_ahead = 0;
-    if (!fs_is_weighed(hop, i)) {
-        for (int64_t j = 0; columns && fanout && j < degree && j < 64; j += 8)
-            fs_fetch(columns + j);
-        return;
-    }
-    trials->key = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
-    if (fanout > FS_MOST_TRIED)
-        return;
-    /* Without replacement some more, as some draw what is drawn already: most of these in short lists, whose lines are few. */
-    const int64_t n_fetched = hop->replace ? fanout : fanout + fanout / 8;
-    trials->n_ahead = (fanout + (hop->replace ? 0 : fanout / 4) + LANES - 1) / LANES * LANES;
-    for (int64_t t = 0; t < trials->n_ahead; t += LANES) {
-        fs_try_lanes(trials->key, t, (uint64_t)degree, trials->numbers + t, trials->shares + t);
-        for (int64_t j = t; j < t + LANES && j < n_fetched; j++)
-            fs_fetch(columns + trials->numbers[j]);
-    }
-}
-
-/* Draw from a list with replacement: one trial a draw. */
-FS_INLINE void fs_draw_repeatedly(const fs_weighted *hop, const fs_column *columns, int64_t degree, const fs_trials *trials,
-                                  int64_t *out)
-{
-    for (int64_t t = 0; t < hop->fanout; t += LANES) {
-        int64_t more[LANES];
-        double more_shares[LANES];
-        const int64_t *numbers = more;
-        const double *shares = more_shares;
-        if (t < trials->n_ahead)
-            numbers = trials->numbers + t, shares = trials->shares + t;
-        else
-            fs_try_lanes(trials->key, t, (uint64_t)degree, more, more_shares);
-        for (int64_t j = 0; j < LANES && t + j < hop->fanout; j++)
-            out[t + j] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
-    }
-}
-
-/* Draw from a list without replacement. */
-FS_INLINE int64_t fs_draw_distinct(const fs_weighted *hop, const fs_column *columns, int64_t degree, const fs_trials *trials,
-                                   int64_t *out)
-{
-    const int64_t fanout = hop->fanout;
-    int64_t n = 0;
-    if (fanout <= FS_MOST_TRIED) {
-        const int64_t n_trials = fs_n_trials(degree, fanout);
-        int64_t drawn[FS_MOST_TRIED + 1]; /* one more is written */
-        fs_seen seen = {{0}, degree > SEEN_BITS};
-        n = fs_accept(trials->numbers, trials->shares, trials->n_ahead, columns, fanout, &seen, drawn, 0);
-        for (int64_t t = trials->n_ahead; n < fanout && t < n_trials; t += LANES) {
+    const fs_column *columns = hop->columns + hop->first[i];
+    const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
+    int64_t n = fanout;
+    if (columns->other == 0 && columns->least == 0) /* all weights are 0 */
+        return 0;
+    if (!hop->replace)
+        n = fs_draw_by_keys(fs_absorb(key, FS_KEYED), columns, degree, fanout, out, 0, hop->scratch);
+    else
+        for (int64_t t = 0; t < fanout; t += LANES) {
             int64_t numbers[LANES];
             double shares[LANES];
-            fs_try_lanes(trials->key, t, (uint64_t)degree, numbers, shares);
-            n = fs_accept(numbers, shares, LANES, columns, fanout, &seen, drawn, n);
+            fs_try_list(key, t, degree, numbers, shares);
+            for (int64_t j = 0; j < LANES && t + j < fanout; j++)
+                out[t + j] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
         }
-        memcpy(out, drawn, (size_t)n * sizeof *out);
-    }
-    if (n < fanout)
-        n = fs_draw_by_keys(fs_absorb(trials->key, FS_KEYED), columns, degree, fanout, out, n, hop->scratch);
-    return n;
-}
-
-/* Sort n positions below `bound`; `network` has the comparators of as many as the fan-out. */
-FS_INLINE void fs_sort_positions(int64_t *values, int64_t n, int64_t fanout, uint8_t (*network)[2], int n_network, int64_t *spare,
-                                 int64_t bound)
-{
-    if (n > FS_LANE_DRAWS) {
-        fs_radix_sort(values, spare, n, (uint64_t)bound);
-    } else if (n == fanout) {
-        for (int c = 0; c < n_network; c++) {
-            const int64_t a = values[network[c][0]], b = values[network[c][1]], swap = -(int64_t)(a > b) & (a ^ b);
-            values[network[c][0]] = a ^ swap;
-            values[network[c][1]] = b ^ swap;
-        }
-    } else {
-        for (int64_t i = 1; i < n; i++) {
-            const int64_t value = values[i];
-            int64_t m = i;
-            for (; m > 0 && values[m - 1] > value; m--)
-                values[m] = values[m - 1];
-            values[m] = value;
-        }
-    }
-}
-
-/* Draw from one list into out[]; returns how many. */
-FS_INLINE int64_t fs_draw_list(const fs_weighted *hop, int64_t i, const fs_trials *trials, uint8_t (*network)[2], int n_network,
-                               int64_t *out)
-{
-    const int64_t degree = hop->degree[i];
-    const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
-    int64_t n = hop->fanout;
-    if (!n)
-        return 0;
-    if (!fs_is_weighed(hop, i))
-        return fs_take_positive(columns, degree, out);
-    const int64_t any = trials->n_ahead ? trials->numbers[0] : 0; /* a column that is fetched */
-    if (columns[any].other == any && columns[any].least == 0)     /* all weights are 0 */
-        return 0;
-    if (hop->replace)
-        fs_draw_repeatedly(hop, columns, degree, trials, out);
-    else
-        n = fs_draw_distinct(hop, columns, degree, trials, out);
-    fs_sort_positions(out, n, hop->fanout, network, n_network, hop->scratch, degree);
+    fs_radix_sort(out, hop->scratch, n, (uint64_t)degree);
     return n;
 }
 
 FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
 {
-    fs_trials trials[FS_WEIGHTED_CHUNK];
+    fs_trials trials;
+    fs_drawn drawn;
     uint8_t network[FS_NETWORK][2];
-    const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
+    const int n_rows = fs_n_rows(hop), n_network = fs_network(n_rows, network);
     int64_t e = hop->n_edges, missing = hop->n_missing;
     for (; i < end; i += FS_WEIGHTED_CHUNK) {
         const int64_t stop = end - i < FS_WEIGHTED_CHUNK ? end : i + FS_WEIGHTED_CHUNK;
-        for (int64_t k = i; k < stop; k++)
-            fs_prepare(hop, k, &trials[k - i]);
+        int64_t weighed = 0;
+        fs_prepare(hop, i, stop, n_rows, &trials);
         for (int64_t k = i; k < stop; k++) {
-            const int64_t place = hop->place[k], n = fs_draw_list(hop, k, &trials[k - i], network, n_network, hop->src + e);
-            for (int64_t j = e; j < e + n; j++) {
-                hop->src[j] = place < 0 ? place - hop->src[j] : place + hop->src[j];
-                hop->dst[j] = k;
+            const int64_t place = hop->place[k], sign = place >> 63;
+            int64_t *src = hop->src + e, *dst = hop->dst + e, n = 0;
+            if (fs_is_weighed(hop, k) && n_rows) {
+                const int lane = (int)(weighed % LANES);
+                if (lane == 0)
+                    fs_draw_group(hop, &trials, weighed, n_rows, network, n_network, &drawn);
+                weighed++;
+                n = drawn.n[lane];
+                for (int64_t j = 0; j < n; j++) {
+                    src[j] = place + (((int64_t)drawn.rows[j][lane] ^ sign) - sign);
+                    dst[j] = k;
+                }
+            } else {
+                if (fs_is_weighed(hop, k))
+                    n = fs_draw_many(hop, k, src);
+                else if (hop->fanout)
+                    n = fs_take_positive(hop->first[k] < 0 ? NULL : hop->columns + hop->first[k], hop->degree[k], src);
+                for (int64_t j = 0; j < n; j++) {
+                    src[j] = place + ((src[j] ^ sign) - sign);
+                    dst[j] = k;
+                }
             }
             e += n;
             missing += place < 0 ? n : 0;

@@ -19,8 +19,7 @@
 #include "neighbors.h"
 
 enum {
-    FS_MOST_TRIED = 64,      /* largest fan-out for which trials are made without replacement */
-    FS_WEIGHTED_LANES = 8,   /* edges of a list, or trials, at once */
+    FS_WEIGHTED_LANES = 8,   /* lists, edges of a list, or trials of one, at once */
     FS_WEIGHTED_CHUNK = 32,  /* lists whose first trials are made, and their columns fetched, before they are gone through */
     FS_LONGEST = 1 << 29     /* edges that a list with weights may have */
 };
@@ -33,7 +32,8 @@ typedef struct {
     int32_t other;
 } fs_column;
 
-/* Trials without replacement of a list: so many that keys, which go through the whole list, cost as much. */
+/* Trials without replacement of a list, for fan-outs up to FS_LANE_DRAWS: so many that keys, which go through the whole list, cost
+ * as much. */
 FS_INLINE int64_t fs_n_trials(int64_t degree, int64_t fanout)
 {
     return (4 * fanout + degree / 8 + FS_WEIGHTED_LANES - 1) / FS_WEIGHTED_LANES * FS_WEIGHTED_LANES;
