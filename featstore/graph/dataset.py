@@ -403,6 +403,8 @@ class OutOfCoreGraph(ChangingDataset):
     if not TYPE_CHECKING:  # for a type checker __getattr__ would define every name
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property failed: with the error of its own
+                return object.__getattribute__(self, name)
             for kind in ("features", "node_data", "edge_features"):
                 if name in self.__dict__.get(kind, ()):
                     raise AttributeError(f"a graph has no attribute {name!r}; it has {kind}[{name!r}]", name=name, obj=self)

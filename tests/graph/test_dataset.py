@@ -155,6 +155,15 @@ def test_attributes_of_other_libraries_name_the_field(small: SimpleNamespace) ->
         featstore.OutOfCoreGraph(small.path)
 
 
+def test_a_property_that_fails_does_so_with_its_own_error(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(g: featstore.OutOfCoreGraph) -> None:
+        raise AttributeError("of its own")
+
+    monkeypatch.setattr(featstore.OutOfCoreGraph, "node_types", property(fails))
+    with featstore.open(small.path, memory="64MiB") as g, pytest.raises(AttributeError, match="of its own"):
+        _ = g.node_types
+
+
 # --- closing --------------------------------------------------------------------------------------------------------------------
 
 
