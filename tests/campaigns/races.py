@@ -292,6 +292,7 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
     warnings.simplefilter("ignore", featstore.PerformanceWarning)
     torch.set_num_threads(1)
     drive.SCRATCH_BYTES = 1 << 20
+    faulthandler.dump_traceback_later(2 * PATIENCE_S, exit=True)
     ours = Races(folder, seed)
     threading.excepthook = lambda args: ours.wrong.append("".join(traceback.format_exception(args.exc_value)))
     before, n_tasks, resident = descriptors(), list[int](), list[int]()
