@@ -303,7 +303,7 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
         ours.round(number, round_s)
         assert not ours.wrong, f"{where}: " + "\n".join(ours.wrong)
         found = descriptors()
-        for _ in range(100):  # rings and joined threads are on their way out
+        for _ in range(20):  # rings and joined threads are on their way out
             if files_in(found) == files_in(before):
                 break
             time.sleep(0.05)

@@ -29,7 +29,7 @@ def race(folder: str, seconds: float, seed: int, round_s: float) -> None:
 
 
 def test_threads_race(tmp_path: Path) -> None:
-    run_in_fork(race, str(tmp_path), 4, 1, 2.0)
+    run_in_fork(race, str(tmp_path), 3, 1, 1.5)
 
 
 @pytest.mark.stress

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
@@ -161,10 +162,10 @@ def epochs_at_budgets(folder: str, case: Case, n: int, seed: int, group: MemoryG
     report("budgets", case=str(case), in_group=group is not None, seed=seed, **figures)
 
 
-def in_a_group(folder: str, case: Case, n: int, seed: int = 1) -> None:
+def in_a_group(folder: str, case: Case, n: int, seed: int = 1, run: Callable[..., None] = epochs_at_budgets) -> None:
     """Run a case in a child, as root in a control group. AssertionError: its output says which budget it did not keep."""
     with memory_group(1 << 40) if os.geteuid() == 0 else nullcontext() as group:
-        run_in_fork(epochs_at_budgets, folder, case, n, seed, group, timeout_s=3000)
+        run_in_fork(run, folder, case, n, seed, group, timeout_s=3000)
 
 
 def main(line: list[str]) -> None:
