@@ -183,12 +183,12 @@ class Races:
     # -- threads -----------------------------------------------------------------------------------------------------------------
 
     def work(self, round_number: int, thread: int, deadline_s: float) -> None:
-        """Do acts until the deadline. Those of thread 0, the main one, are interrupted at random moments, half of them."""
+        """Do acts until the deadline. In every other round half of those of thread 0, the main one, are interrupted."""
         draws, number = random.Random(f"{self.seed} {round_number} {thread}"), 0
         while time.monotonic() < deadline_s and not self.wrong:
             what, number = "", number + 1
             try:
-                is_interrupted = thread == 0 and draws.random() < 0.5
+                is_interrupted = thread == 0 and self.interrupts and draws.random() < 0.5
                 what = self.interrupted(draws) if is_interrupted else self.act(draws, may_fork=True)
             except BaseException:
                 self.wrong.append(f"round {round_number}, thread {thread}, act {number}:\n{traceback.format_exc()}")
@@ -211,7 +211,7 @@ class Races:
     def round(self, number: int, seconds: float) -> None:
         """Let all threads work for so long, and wait for them."""
         faulthandler.dump_traceback_later(seconds + PATIENCE_S, exit=True)
-        n_dropped = len(self.dropped)
+        self.left, self.interrupts = "", number % 2 == 1
         deadline_s = time.monotonic() + seconds
         threads = [threading.Thread(target=self.work, args=(number, each, deadline_s)) for each in range(1, N_THREADS)]
         for thread in threads:
@@ -221,11 +221,18 @@ class Races:
             thread.join()
         if self._shared is not None:
             self._shared.close()
-            gc.collect()
-            # Of a loader whose finalizer an interrupt ended, which CPython then drops, nobody gives the memory back.
-            is_excused = self.wrong or len(self.dropped) > n_dropped
-            assert is_excused or not self._shared.budget.used, f"held by nobody: {self._shared.memory_report()}"
+            self.left = self._left_by_loaders(self._shared) if not self.wrong else ""
             self._shared = None
+
+    @staticmethod
+    def _left_by_loaders(g: featstore.OutOfCoreGraph) -> str:
+        """Say what loaders of a closed graph still hold; threads on their way out may hold one for a while."""
+        until_s = time.monotonic() + 10
+        gc.collect()
+        while g.budget.used and time.monotonic() < until_s:
+            time.sleep(0.05)
+            gc.collect()
+        return f"held by nobody: {g.memory_report()}" if g.budget.used else ""
 
 
 def edges_of(sampler: str) -> dict[str, Any]:
@@ -295,7 +302,7 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
     faulthandler.dump_traceback_later(2 * PATIENCE_S, exit=True)
     ours = Races(folder, seed)
     threading.excepthook = lambda args: ours.wrong.append("".join(traceback.format_exception(args.exc_value)))
-    before, n_tasks, resident = descriptors(), list[int](), list[int]()
+    before, n_tasks, resident, n_left = descriptors(), list[int](), list[int](), 0
     n_rounds = max(2, round(seconds / round_s))
     for number in range(first, first + n_rounds):
         where = f"seed {seed}, round {number}"
@@ -308,7 +315,12 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
                 break
             time.sleep(0.05)
             found = descriptors()
-        assert files_in(found) == files_in(before), f"{where}: {files_in(found) ^ files_in(before)} is left, or was closed"
+        changed = files_in(found) ^ files_in(before)
+        if ours.interrupts and (changed <= found and changed or ours.left):
+            n_left, before = n_left + 1, found
+        else:
+            assert not changed, f"{where}: {changed} is left, or was closed"
+            assert not ours.left, f"{where}: {ours.left}"
         going_on = [each.name for each in threading.enumerate() if each.name.startswith("featstore-") and each.is_alive()]
         assert not going_on, f"{where}: {going_on} go on"
         assert not glob.glob(f"{ours.path}.runs/*"), f"{where}: run files are left"
@@ -324,7 +336,13 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
     assert not others, f"seed {seed}: {others}"
     assert ours.counts["dropped"] <= len(said), f"seed {seed}: {ours.counts['dropped']} interrupts were lost; CPython says {said}"
     figures = {"seconds": seconds, "seed": seed, "rounds": n_rounds, "acts": dict(sorted(ours.counts.items()))}
-    figures |= {"threads_left": n_tasks[-1] - n_tasks[0], "resident_mb": [resident[0] >> 20, resident[-1] >> 20]}
+    n_interrupts = ours.counts["interrupted"] + ours.counts["dropped"]
+    assert n_left <= 1 + n_interrupts // 50, f"seed {seed}: {n_left} rounds left something, after {n_interrupts} interrupts"
+    figures |= {
+        "rounds_left_something": n_left,
+        "threads_left": n_tasks[-1] - n_tasks[0],
+        "resident_mb": [resident[0] >> 20, resident[-1] >> 20],
+    }
     report("races", **figures)
     return figures
 
