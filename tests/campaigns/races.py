@@ -316,7 +316,7 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
             time.sleep(0.05)
             found = descriptors()
         changed = files_in(found) ^ files_in(before)
-        if ours.interrupts and (changed <= found and changed or ours.left):
+        if ours.interrupts and ((changed and changed <= found) or ours.left):
             n_left, before = n_left + 1, found
         else:
             assert not changed, f"{where}: {changed} is left, or was closed"
