@@ -8,9 +8,9 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from types import MethodType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -208,7 +208,7 @@ class Budget:
         self.name = name
         self._held: dict[int, Reservation] = {}
         self._owned: dict[int, tuple[weakref.ref[Any], Reservation]] = {}
-        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
+        self._dead: deque[weakref.ref[Any]] = deque()
         self._loans: list[Loan] = []
         self._workers: Living[Worker] = Living()
         self._taking_back = threading.local()
@@ -318,16 +318,21 @@ class Budget:
         """
         reservation = Reservation(self, holder)
         if owner is not None:
-            ref = weakref.ref(owner, self._dead.put)
+            ref = weakref.ref(owner, self._dead.append)
             self._owned[id(ref)] = ref, reservation
         reservation.resize(n_bytes)
         return reservation
 
     def _release_dead(self) -> None:
         """Release the reservations of dead owners."""
-        while not self._dead.empty():
-            with contextlib.suppress(Empty):  # another thread was faster
-                self._owned.pop(id(self._dead.get_nowait()))[1].release()
+        while self._dead:
+            with contextlib.suppress(IndexError, ValueError):  # another thread was faster
+                ref = self._dead[0]
+                owned = self._owned.get(id(ref))
+                if owned is not None:
+                    owned[1].release()
+                self._owned.pop(id(ref), None)
+                self._dead.remove(ref)  # last: Ctrl-C before would lose the bytes
 
     def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
         """Reserve ``n_bytes`` of optional memory, without taking loans back; return None if they are not available."""

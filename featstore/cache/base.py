@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
+from featstore.lazy import lazy
 from featstore.registry import Registry, read_only
 
 __all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
@@ -72,35 +72,35 @@ class PolicyContext:
             if field.name.endswith("_of"):
                 self.__dict__.pop(field.name.removesuffix("_of"), None)
 
-    @cached_property
+    @lazy
     def in_degree(self) -> npt.NDArray[Any]:
         """In-degree of every node, integer [n]."""
         return self._get("in_degree", self.in_degree_of, "open a dataset with a topology")
 
-    @cached_property
+    @lazy
     def out_degree(self) -> npt.NDArray[Any]:
         """Out-degree of every node, integer [n]."""
         return self._get("out_degree", self.out_degree_of, "open a dataset with a topology")
 
-    @cached_property
+    @lazy
     def counts(self) -> npt.NDArray[Any]:
         """Accesses of every row in a profiled run, integer [n]."""
         return self._get(
             "counts", self.counts_of, "pass counts=, or use the policy through a Loader, which samples an epoch to count"
         )
 
-    @cached_property
+    @lazy
     def parts(self) -> npt.NDArray[Any]:
         """Partition of every node, integer [n]."""
         return self._get("parts", self.parts_of, "pass parts=")
 
-    @cached_property
+    @lazy
     def cross_out_degree(self) -> npt.NDArray[Any]:
         """Out-edges of every node into other parts, integer [n]."""
         hint = "divide the dataset with featstore.partition, or pass parts="
         return self._get("cross_out_degree", self.cross_out_degree_of, hint)
 
-    @cached_property
+    @lazy
     def is_there(self) -> npt.NDArray[Any] | None:
         """Whether anybody may ask for a row, bool [n]; None: for all. Other rows are not chosen, whatever their score."""
         return None if self.is_there_of is None else self._get("is_there", self.is_there_of, "pass no is_there_of")

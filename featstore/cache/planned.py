@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from featstore._core import belady as _core
 from featstore.cache.base import Policy, PolicyContext
 from featstore.gather.plan import Changeset
+from featstore.lazy import lazy
 
 __all__ = ["NO_ROWS", "Horizon", "NextAccess", "PlannedBatch", "PlannedPolicy", "position_dtype"]
 
@@ -64,7 +64,7 @@ class Horizon:
         """Batches, look-ahead included."""
         return len(self.offsets) - 1
 
-    @cached_property
+    @lazy
     def next_access(self) -> NextAccess:
         """The CSR form of the next accesses; made at first use."""
         return NextAccess(self)

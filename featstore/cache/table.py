@@ -336,6 +336,7 @@ class FeatureCache:
             else:
                 self.map.assign(rows, slots.astype(np.int32))
             self._n_filled = len(rows)
+            self.context = PolicyContext(self.n, self.row_bytes)  # the other may keep a loader's sampler alive
             return len(rows)
 
     def preload(self, rows: Int64s, read: Read) -> None:

@@ -224,8 +224,8 @@ class StoredGraph(ShownAsTables, ABC):
         *,
         on_loan: bool = False,
         policy: OnlinePolicy | None = None,
-    ) -> None:
-        """Give a feature an empty cache that follows batch plans, in place of any earlier one; loaders call this.
+    ) -> FeatureCache:
+        """Give a feature an empty cache that follows batch plans, in place of any earlier one, and return it; loaders call this.
 
         ``budget`` counts the cache: a share of the graph's budget that the caller holds, by default the graph's own. With
         ``on_loan`` the budget may take the memory back. If ``policy`` is given, it chooses the cached rows instead of plans.
@@ -239,10 +239,15 @@ class StoredGraph(ShownAsTables, ABC):
             if on_loan:
                 cache.lend()
             store.use_cache(cache)
+            return cache
+
+    def drop_cache(self, store: FeatureStore) -> None:
+        """Remove a feature's cache and free its memory; BusyError while a loader's epoch uses the cache."""
+        with self.locked():
+            self._drop_cache(store)
 
     @staticmethod
-    def drop_cache(store: FeatureStore) -> None:
-        """Remove a feature's cache and free its memory; BusyError while a loader's epoch uses the cache."""
+    def _drop_cache(store: FeatureStore) -> None:
         old = store.cache
         if old is not None and old.in_use:
             raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
@@ -338,7 +343,7 @@ class StoredGraph(ShownAsTables, ABC):
                 stack.callback(self._data.clear)
             stack.callback(self._close_files)
             for store in (*self._stores.values(), *self._edge_stores.values()):
-                stack.callback(self.drop_cache, store)
+                stack.callback(self._drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
                 stack.callback(store.close, keep_source=is_view)

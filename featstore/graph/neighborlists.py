@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -61,6 +63,7 @@ class NeighborLists:
         self.cache: NeighborCache | None = None
         self._loan: Loan | None = None
         self._passing: NeighborCache | None = None
+        self._lock, self._pid = threading.Lock(), os.getpid()
         self._users: deque[None] = deque()  # one entry for each user: counted without a lock, which a fork could leave locked
 
     @contextmanager
@@ -169,11 +172,33 @@ class NeighborLists:
         if save and not kept:
             self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, cache, recipe))
 
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Keep other threads from exchanging the cache; nothing in the block waits or takes memory."""
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()  # another thread of the parent may have held the lock
+        with self._lock:
+            yield
+
+    def use_beside(self, cache: NeighborCache) -> bool:
+        """Use a cache that its maker closes, unless the graph has a cache; return whether it is used."""
+        with self._exchanging():
+            if self.cache is None:
+                self.cache = cache
+            return self.cache is cache
+
+    def use_no_more(self, cache: NeighborCache) -> None:
+        """Undo :meth:`use_beside`."""
+        with self._exchanging():
+            if self.cache is cache:
+                self.cache = None
+
     def _put(self, cache: NeighborCache) -> None:
         """Take a new cache into use, in place of one that another thread has made meanwhile."""
         try:
             with self._graph.locked():
-                old, self.cache = self.cache, cache
+                with self._exchanging():
+                    old, self.cache = self.cache, cache
                 self._end_loan()
         except BaseException:
             cache.close()
@@ -209,12 +234,13 @@ class NeighborLists:
         return 0 if cache is None or cache.reservation is None else cache.reservation.n_bytes
 
     def _give_back(self, n_bytes: int) -> int:
-        cache, self.cache = self.cache, None
-        if cache is None:
-            return 0
-        if self._users:
-            self.cache = cache
-            return 0
+        with self._exchanging():
+            cache, self.cache = self.cache, None
+            if cache is None:
+                return 0
+            if self._users:
+                self.cache = cache
+                return 0
         freed = 0 if cache.reservation is None else cache.reservation.n_bytes
         cache.close()
         return freed
@@ -283,7 +309,8 @@ class NeighborLists:
 
     def drop(self) -> None:
         """Drop the cache, end its loan and free its memory."""
-        old, self.cache = self.cache, None
+        with self._exchanging():
+            old, self.cache = self.cache, None
         self._end_loan()
         if old is not None:
             old.close()

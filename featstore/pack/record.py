@@ -7,7 +7,6 @@ import os
 import re
 import weakref
 from collections.abc import Mapping
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ from featstore.config import format_size, user_path
 from featstore.display import Display, Shown, Table, described
 from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
+from featstore.lazy import lazy
 from featstore.plan.samples import SampleFile
 from featstore.plan.trace import lengths_of
 from featstore.sampling.batch import SampledBatch
@@ -167,7 +167,7 @@ class ColumnRows:
     def __len__(self) -> int:
         return len(self._pack)
 
-    @cached_property
+    @lazy
     def lengths(self) -> npt.NDArray[np.int64]:
         """Rows that each batch needs; the first use reads the ids of every batch."""
         return lengths_of(self.ids, len(self))

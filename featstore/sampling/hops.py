@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from featstore.config import check_at_least, check_flag, check_integer
 from featstore.display import Stats
 from featstore.errors import ClosedError
 from featstore.gather.arrays import id_array
+from featstore.lazy import lazy
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch, edge_starts
@@ -381,7 +381,7 @@ class FanoutSampler(HopSampler):
     def _shown_fanouts(self) -> Any:
         return list(self.fanouts) if self.fanouts_of_types is None else self.fanouts_of_types
 
-    @cached_property
+    @lazy
     def drawn_of_types(self) -> Fanouts:
         """The fan-outs of each type of edges, with -1 for each that takes all lists whole: memory sized by them fits the graph.
 
@@ -393,17 +393,17 @@ class FanoutSampler(HopSampler):
         largest = self._g.topology.largest_degree
         return {key: tuple(-1 if fanout >= largest else fanout for fanout in fanouts) for key, fanouts in given.items()}
 
-    @cached_property
+    @lazy
     def drawn_fanouts(self) -> tuple[int, ...]:
         """Neighbours that a node draws in each hop, at most, by :attr:`drawn_of_types`."""
         return most_drawn(self._g.types, self.drawn_of_types)
 
-    @cached_property
+    @lazy
     def list_fanouts(self) -> tuple[int, ...]:
         """The largest number drawn from one list in each hop, by :attr:`drawn_of_types`; -1: lists are taken whole, if at all."""
         return tuple(map(max, zip(*self.drawn_of_types.values(), strict=True)))
 
-    @cached_property
+    @lazy
     def most_lists(self) -> int:
         """Lists that a node draws from, at most."""
         n_types = Counter(key[2] for key, fanouts in self.drawn_of_types.items() if any(fanouts))

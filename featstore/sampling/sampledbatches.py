@@ -432,6 +432,7 @@ class Drawn(SampledBatches):
         self.sampler.trim()
 
     def close(self) -> None:
-        """Give back the memory of lists; may be called again."""
+        """Drop the window drawn ahead, and give back the memory of lists; may be called again."""
+        self.keep_ahead(-1)
         if self.lists is not None:
             self.lists.close()

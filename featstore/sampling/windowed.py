@@ -167,7 +167,7 @@ class Coming:
     """The first window of the next epoch, drawn while the current epoch is trained on. Thread-safe."""
 
     def __init__(self, seeds_of: Callable[[int], Seeds]) -> None:
-        self._seeds_of = seeds_of
+        self._seeds_of, self._pid = seeds_of, os.getpid()
         self._lock = threading.Lock()
         self._held: tuple[int, _Open] | None = None
 
@@ -190,6 +190,8 @@ class Coming:
 
     def keep(self, n_bytes: int) -> None:
         """Drop the window if it takes more than ``n_bytes`` of memory."""
+        if os.getpid() != self._pid:  # the parent's, whose thread draws it
+            return
         with self._lock:
             held = self._held
             if held is None or held[1].plan.n_bytes <= n_bytes:

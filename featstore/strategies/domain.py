@@ -13,7 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy
 from featstore.cache.sizes import Columns, divided, in_proportion, rows_within, whole_bytes
 from featstore.cache.table import FeatureCache
-from featstore.errors import BusyError
+from featstore.errors import BusyError, ClosedError
 from featstore.estimate.batchsize import BatchSize
 from featstore.gather.counters import ReadCounts
 from featstore.graph.feature import FeatureStore
@@ -254,16 +254,14 @@ class Domain:
         self, name: str, capacity: int, budget: Budget | None = None, *, on_loan: bool = False, policy: OnlinePolicy | None = None
     ) -> FeatureCache:
         """Give a feature an empty cache in place of its cache; see :meth:`~featstore.OutOfCoreGraph.cache_for_planner`."""
-        self.graph.cache_for_planner(self.stores[name], capacity, budget, on_loan=on_loan, policy=policy)
-        cache = self.stores[name].cache
-        assert isinstance(cache, FeatureCache)
-        return cache
+        return self.graph.cache_for_planner(self.stores[name], capacity, budget, on_loan=on_loan, policy=policy)
 
-    def clear_cache(self, name: str) -> None:
-        """Empty a feature's cache, from which the next plan starts."""
+    def cache_of(self, name: str) -> FeatureCache:
+        """Get the cache that a feature has in an epoch; ClosedError if another thread has closed the graph meanwhile."""
         cache = self.stores[name].cache
-        assert cache is not None
-        cache.clear()
+        if cache is None:
+            raise ClosedError(f"{self.graph.path} was closed while an epoch ran")
+        return cache
 
     def drop_caches(self) -> None:
         """Give back the features' caches and idle buffers of batches, before other caches are made.

@@ -34,6 +34,7 @@ from featstore.strategies.caches import (
     online_edge_bytes,
 )
 from featstore.strategies.context import Context, OnDevice
+from featstore.strategies.domain import Domain
 from featstore.strategies.memory import WINDOWS, Memory, ask
 from featstore.strategies.ondemand import stand_in
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
@@ -262,7 +263,7 @@ class PackedRunner(Runner):
     def _fill_device(self) -> None:
         """Copy the layouts' device rows to the device."""
         graph, context, found = self.context.graph, self.context, list[DeviceTier | None]()
-        window = self._memory[WINDOWS].n_bytes // sum(len(layout.options.features) for layout in self._layouts)
+        fills = list[tuple[DeviceTier, Layout, Domain]]()
         for part in context.nodes.each:
             layout = next((each for each in self._layouts if set(each.options.features) == set(part.stores)), None)
             if layout is None or not len(layout.tables.device_rows):
@@ -272,12 +273,19 @@ class PackedRunner(Runner):
             tier = DeviceTier(layout.tables.device_rows, shapes, context.device, graph.pool, n_threads=context.copy_threads)
             self._tiers.append(tier)
             found.append(tier)
-            for name, store in part.stores.items():
-                source = layout.fill(name, Tier.DEVICE, window)
-                try:
-                    tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, context, source))
-                finally:
-                    source.close()
+            fills.append((tier, layout, part))
+        use = self._memory.begin("packs")  # the windows' memory is on loan until then
+        try:
+            window = self._memory[WINDOWS].n_bytes // sum(len(layout.options.features) for layout in self._layouts)
+            for tier, layout, part in fills:
+                for name, store in part.stores.items():
+                    source = layout.fill(name, Tier.DEVICE, window)
+                    try:
+                        tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, context, source))
+                    finally:
+                        source.close()
+        finally:
+            self._memory.end(use)
         self.context = replace(context, on_device=OnDevice(found))
 
     def _cache_room(self) -> int:

@@ -81,8 +81,7 @@ class PackedEpoch(EpochRun):
 
     def _ready(self, name: str, layout: Layout, window_bytes: int) -> None:
         """Fill the cache with the layout's first rows, and begin to read the extents of the first batches."""
-        cache, rows = self._context.nodes.stores[name].cache, layout.tables.fill_rows
-        assert cache is not None
+        cache, rows = self._context.nodes.cache_of(name), layout.tables.fill_rows
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
             if cache.is_lent:  # the cache may have fewer rows than the layout, and an extent is read whole
@@ -131,7 +130,7 @@ class PackedEpoch(EpochRun):
     def _plan(self, name: str, batch: Batch) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         assert batch.plans is not None
         if self._layouts[name].options.superbatch and self._order[batch.position] % self._group == 0:
-            self._context.nodes.clear_cache(name)
+            self._context.nodes.cache_of(name).clear()
         return batch.plans[name], self._tiers[name]
 
     def release(self) -> bool:

@@ -316,7 +316,7 @@ class SuperbatchRunner(Runner):
             self._choose()
             held = graph.budget.reserve("rows that stay", sum(0 if rows is None else rows.nbytes for rows in self._fixed))
             self._on_death.append(finalize_here(self, held.release))
-        room = self._cache_room if on_loan else None
+        room = partial(_cache_room, self.context, self.memory) if on_loan else None
         if self._planning.overlap:
             self._caches.make(capacities, room)
             return
@@ -337,12 +337,6 @@ class SuperbatchRunner(Runner):
                     with graph.policy_inputs(part.width, counts, rows=part.rows) as inputs:
                         self._fixed[at] = policy.best(inputs.scores(policy.static), n_rows, None if tier is None else tier.map)
         self._beside = tiers
-
-    def _cache_room(self) -> int:
-        """Compute the bytes that caches may take when they are made anew."""
-        context = self.context
-        context.graph.pool.trim()
-        return self.memory.left_for_caches(context.graph.budget.available, context.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Give back the memory of planning and reading ahead, in the serial schedule also the caches; may be called again."""
@@ -412,3 +406,9 @@ class SuperbatchRunner(Runner):
 def _drop(drops: Sequence[Callable[[], None]]) -> None:
     for each in drops:
         each()
+
+
+def _cache_room(context: Context, memory: Memory) -> int:
+    """Compute the bytes that caches may take when they are made anew; no method of the runner, whose death ends the caches."""
+    context.graph.pool.trim()
+    return memory.left_for_caches(context.graph.budget.available, context.prefetch)[0]

@@ -164,7 +164,7 @@ class SuperbatchEpoch(EpochRun):
             return []
         context, found = self._context, []
         for name in context.edges.stores:
-            context.edges.clear_cache(name)
+            context.edges.cache_of(name).clear()
         for at, (part, policy) in enumerate(zip(context.edges.each, planning.edge_policies, strict=True)):
             names, rows = list(part.stores), min(planning.edge_rows.get(name, 0) for name in part.stores)
             label = f"edges-{at}-" if at else "edges-"

@@ -281,7 +281,9 @@ class CacheSwitch:
                 with suppress(BudgetError):  # other holders took the memory first
                     self._resize(max(self._features_bytes, wanted))
         if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
-            self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
+            self._neighbors = self._load_neighbors(check)
+            if not graph.neighbor_lists.use_beside(self._neighbors):  # another thread was faster
+                self._drop_neighbors()
 
     def _load_neighbors(self, check: Callable[[], None]) -> NeighborCache:
         if self._file is not None and self._file.n_bytes > self.share.available:  # the share has become smaller
@@ -302,8 +304,7 @@ class CacheSwitch:
 
     def _drop_neighbors(self) -> None:
         if self._neighbors is not None:
-            if self._graph.neighbor_cache is self._neighbors:
-                self._graph.neighbor_cache = None
+            self._graph.neighbor_lists.use_no_more(self._neighbors)
             self._neighbors.close()
             self._neighbors = None
 

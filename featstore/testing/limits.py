@@ -23,16 +23,27 @@ class MemoryGroup:
         self._folder = (base if self._v2 else base / "memory") / f"featstore-{uuid.uuid4().hex[:12]}"
         self._folder.mkdir()
         try:
-            (self._folder / ("memory.max" if self._v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+            self.limit(limit_bytes)
             if self._v2:
                 (self._folder / "memory.swap.max").write_text("0")
         except OSError:
             self._folder.rmdir()
             raise
 
+    def limit(self, limit_bytes: int) -> None:
+        """Hold the processes to another limit from now on; OSError if they have more that cannot be dropped."""
+        (self._folder / ("memory.max" if self._v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+
     def enter(self) -> None:
         """Move the calling process into the group; for ``prepare=`` of ``run_in_child`` and ``preexec_fn=`` of ``subprocess``."""
         (self._folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    @property
+    def anonymous_bytes(self) -> int:
+        """Bytes that the group holds now which are of no file."""
+        name = "anon " if self._v2 else "rss "
+        lines = (self._folder / "memory.stat").read_text().splitlines()
+        return next(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     @property
     def peak_bytes(self) -> int:

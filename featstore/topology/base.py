@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
 from featstore.gather.buffers import taking_pages
+from featstore.lazy import lazy
 from featstore.registry import read_only
 from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.layout import PAGE_BYTES
@@ -161,7 +161,7 @@ class Topology(ABC):
             np.subtract(offsets[1:], offsets[:-1], out=found[begin - first : begin - first + len(offsets) - 1])
         return found
 
-    @cached_property
+    @lazy
     def largest_degree(self) -> int:
         """The largest in-degree of a node; the first access processes all offsets."""
         return max(

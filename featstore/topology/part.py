@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.idmaps.keys import ranges
+from featstore.lazy import lazy
 from featstore.topology.base import Topology
 from featstore.topology.crossedges import counts_dtype
 from featstore.topology.liststream import stream_bytes
@@ -66,7 +66,7 @@ class Part:
     def __str__(self) -> str:
         return f"part {self.number} of {self.name!r}"
 
-    @cached_property
+    @lazy
     def sizes(self) -> Int64s:
         """Numbers of nodes by hops, those outside last."""
         return np.bincount(self.hop_of, minlength=OUTSIDE + 1)

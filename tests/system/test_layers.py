@@ -19,6 +19,7 @@ RANKS = [
     {
         "errors",
         "config",
+        "lazy",
         "registry",
         "budget",
         "epochmemory",
