@@ -87,7 +87,7 @@ def open_files(root: str) -> DatasetFiles:
     except FileNotFoundError as error:
         if error.filename != root:
             raise
-        reason = "there is no dataset; OutOfCoreGraph.create, from_edge_index, from_pyg and featstore import make one"
+        reason = "no such file or directory; OutOfCoreGraph.create, from_edge_index, from_pyg and featstore import make one"
         raise FileNotFoundError(errno.ENOENT, reason, root) from None
 
 

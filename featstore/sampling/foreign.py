@@ -292,7 +292,7 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedS
     own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
     if isinstance(sampler, own) and type(sampler) in own:  # a subclass may return anything
         return sampler
-    if isinstance(sampler, (list, tuple)):
+    if isinstance(sampler, (list, tuple)) and all(isinstance(each, int) for each in sampler):  # fan-outs
         raise TypeError(f"a sampler is an object, such as featstore.NeighborSampler(g, fanouts=[10, 5]), not {sampler!r:.80}")
     if has_own_seeds(sampler):
         raise TypeError(

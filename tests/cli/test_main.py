@@ -263,7 +263,7 @@ def test_bench(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["info", "{tmp}/nowhere"], "nowhere: there is no dataset; "),
+        (["info", "{tmp}/nowhere"], "nowhere: no such file or directory; "),
         (["verify", "{tmp}/nowhere"], "featstore import make one"),
         (["info", "{tmp}"], "{tmp}"),
         (["train", "{small}", "--policy", "magic"], "no policy"),
