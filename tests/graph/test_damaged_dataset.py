@@ -27,9 +27,7 @@ __all__ = ["copy", "quick"]  # fixtures
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"no such file or directory; .*featstore import make one: .*absent"
-    ) as caught:
+    with pytest.raises(FileNotFoundError, match=r"no such file or directory; .*featstore import make one: .*absent") as caught:
         featstore.open(tmp_path / "absent")
     assert caught.value.errno == errno.ENOENT
     with pytest.raises(FormatError, match="is not a dataset: it has no catalog"):
