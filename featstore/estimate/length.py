@@ -119,8 +119,8 @@ class PackingPasses:
 
     @property
     def least(self) -> int:
-        """Number of superbatches of an epoch without look-ahead: two, if the second pass is cheap beside the loop's bytes."""
-        return LEAST if CHEAP * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
+        """Number of superbatches of an epoch without look-ahead: two, if the second pass reads no more than else is moved."""
+        return LEAST if self.n_bytes <= self.n_others else 1
 
     def are_few(self, n: int) -> bool:
         """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
@@ -259,7 +259,7 @@ def what_would_help(
         if size > 1 or best == 1:
             return None
         best = min(best, ENOUGH_BATCHES)
-        more = f"disk='{at_least(best * (4 * stored + 1))}'"
+        more = f"disk='{at_least(_disk_for(planning, stored, n_batches, passes, best))}'"
         if _by_disk(planning, stored, n_batches, passes) > 1:
             capacity, total = planning.capacity or 0, planning.memory
             needed = planner_bytes(planning, planning.n, n_batches, n_accesses, best, spilled=True, capacity=capacity)
@@ -276,7 +276,7 @@ def what_would_help(
         needed = 2 * planner_bytes(planning, planning.n, n_batches, n_accesses, best, spilled=True)
         more = f"memory='{at_least(max(needed, planning.memory * 9 // 8))}'"
     else:
-        more = f"disk='{at_least(best * (4 * stored + 1))}'"
+        more = f"disk='{at_least(_disk_for(planning, stored, n_batches, passes, best))}'"
     return (
         f"superbatches have {size} of {n_batches} batches, so an epoch reads the features {n} times, "
         f"{format_size(n * passes.n_bytes)}; {more} would make it {fewest}"
@@ -297,13 +297,25 @@ def longest_auto(planning: Planning, n_batches: int) -> int:
 
 
 def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPasses | None) -> int:
+    """Compute the most batches of a superbatch that the disk has room for."""
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
-    packed = 0
-    if passes is not None:
-        packed = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
-    if planning.overlap and n_batches * stored + packed // 2 < disk:  # `stored` includes a half of them
+    if planning.overlap and _epoch_bytes(stored, n_batches, passes) < disk:
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
     return max(1, disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1))
+
+
+def _disk_for(planning: Planning, stored: int, n_batches: int, passes: PackingPasses | None, size: int) -> int:
+    """Compute bytes of disk that have room for superbatches of ``size`` batches."""
+    several = size * (4 * stored + 1)
+    return min(several, _epoch_bytes(stored, n_batches, passes) + 1) if planning.overlap else several
+
+
+def _epoch_bytes(stored: int, n_batches: int, passes: PackingPasses | None) -> int:
+    """Compute the bytes of an epoch that lies on disk whole, in superbatches of any length."""
+    packed = 0
+    if passes is not None:
+        packed = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
+    return n_batches * stored + packed // 2  # `stored` includes a half of them

@@ -85,10 +85,9 @@ class Streamed(Superbatch):
         moves clearly fewer bytes by ``"belady"``. With a ``length``, an ``edge_cache`` or without a cache ``"belady"``.
     length : int or "auto"
         Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
-        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if a pass reads at most a
-        quarter of the bytes that the loop moves. Planning gets up to half of the memory if passes would read more than
-        everything else moves. A :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more
-        than twice the minimum.
+        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if a second pass reads no
+        more than is packed. Planning gets up to half of the memory if passes would read more than everything else moves. A
+        :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more than twice the minimum.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import featstore
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
-from featstore.estimate.length import PackingPasses, Planning, choose_size, planner_bytes, what_would_help
+from featstore.estimate.length import PackingPasses, Planning, at_least, choose_size, planner_bytes, what_would_help
 from featstore.plan.planmemory import PLANNER_DIVISOR
 from tests.support.graphs import make_graph
 
@@ -75,11 +76,11 @@ def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
 @pytest.mark.parametrize("n_batches", [1, 2, 1179])
 def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
     """Nothing is looked ahead to, so more passes save nothing; with one superbatch nothing is packed beside the loop."""
-    passes, n = PackingPasses(10**12, 10**9, 4 * 10**12), 111_059_956
+    passes, n = PackingPasses(10**12, 10**12, 2 * 10**12), 111_059_956
     fixed = planning(n, 1 << 30, policy=FixedRows(Degree()))
     assert choose_size(fixed, n_batches, BATCH, 1, passes) == -(-n_batches // 2)
     assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
-    assert choose_size(fixed, n_batches, BATCH, 1, PackingPasses(10**12, 10**9, 3 * 10**12)) == n_batches, "a pass is dear"
+    assert choose_size(fixed, n_batches, BATCH, 1, PackingPasses(10**12, 10**12 - 1, 2 * 10**12)) == n_batches, "a pass is dear"
     some = max(1, n_batches // 3)
     said = what_would_help(fixed, n_batches, BATCH, 1, passes, some)
     assert said is None or "would make it 2" in said
@@ -90,7 +91,20 @@ def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
 def test_a_disk_that_holds_an_epoch_holds_any_length(disk: int, size: int) -> None:
     """A thousand batches of 1,000 bytes, and half of a megabyte of extents beside; else four superbatches lie there at once."""
     fixed = planning(disk=disk, policy=FixedRows(Degree()))
-    assert choose_size(fixed, 1000, BATCH, 1000, PackingPasses(10**12, 2_000_000, 4 * 10**12)) == size
+    assert choose_size(fixed, 1000, BATCH, 1000, PackingPasses(2_000_000, 2_000_000)) == size
+
+
+@pytest.mark.parametrize(("policy", "n_bytes"), [(FixedRows(Degree()), 1_500_001), (None, 4 * 1000 * MANY + MANY)])
+def test_the_disk_that_is_advised_suffices(policy: Policy | None, n_bytes: int) -> None:
+    """An epoch of a thousand batches as a whole; where plans look ahead, four superbatches of the most batches."""
+    passes, few = PackingPasses(10**12, 2_000_000), planning(disk=40_000, policy=policy)
+    size = choose_size(few, 1000, BATCH, 1000, passes)
+    said = what_would_help(few, 1000, BATCH, 1000, passes, size)
+    assert said is not None
+    assert f"disk='{at_least(n_bytes)}'" in said
+    longest = 1000 if policy else MANY
+    assert choose_size(replace(few, disk=n_bytes), 1000, BATCH, 1000, passes) == longest
+    assert choose_size(replace(few, disk=n_bytes - 2), 1000, BATCH, 1000, passes) < longest
 
 
 def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
