@@ -131,9 +131,7 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
 
 def run(args: argparse.Namespace, report: Report) -> None:
     """The graphs that ``--only`` names, in each memory."""
-    subprocess.run(
-        [sys.executable, "-c", "import featstore, torch"], check=True
-    )  # the first side finds their files in memory, too
+    subprocess.run([sys.executable, "-c", "import featstore, torch"], check=True)  # or the first side reads their files
     with scratch(args, "division") as folder:
         for name, job, n_bytes, more in graphs(args, folder):
             memories = {**more, **{f"{share:.0%} of the features": int(share * n_bytes) for share in SHARES}}
