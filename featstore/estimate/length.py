@@ -105,12 +105,15 @@ class PackingPasses:
         Bytes gathered in an epoch: every row of every batch.
     n_extents : int, optional
         Bytes of an epoch's extents, as the disk is provided for. None: half of ``n_others``.
+    is_drawn : bool
+        The sampler draws an epoch's batches at once, before the first one.
     """
 
     n_bytes: int
     n_others: int
     n_gathered: int = 0
     n_extents: int | None = None
+    is_drawn: bool = False
 
     @property
     def cheap(self) -> int:
@@ -119,8 +122,14 @@ class PackingPasses:
 
     @property
     def least(self) -> int:
-        """Number of superbatches of an epoch without look-ahead: two, if the second pass reads no more than else is moved."""
-        return LEAST if self.n_bytes <= self.n_others else 1
+        """Number of superbatches of an epoch without look-ahead: two, if one is gathered about as long as the next is packed.
+
+        Of batches that are drawn before, only packing is left to be done meanwhile: two, if the second pass reads no more than
+        is moved otherwise.
+        """
+        if self.is_drawn:
+            return LEAST if self.n_bytes <= self.n_others else 1
+        return LEAST if LEAST * self.n_bytes <= self.n_gathered + self.n_others // 2 else 1
 
     def are_few(self, n: int) -> bool:
         """Tell whether ``n`` passes read no more than all other bytes moved; one pass always counts as few."""
@@ -179,10 +188,12 @@ def judge_length(
     return Length(size, -(-n_batches // max(1, size)), advice)
 
 
-def passes_over(n_bytes: int, n_batches: int, gathered: int, misses: Misses, capacity: int) -> PackingPasses:
+def passes_over(
+    n_bytes: int, n_batches: int, gathered: int, misses: Misses, capacity: int, *, is_drawn: bool = False
+) -> PackingPasses:
     """Compute the cost of passes over features of ``n_bytes``: a batch has ``gathered`` bytes, the caches ``capacity`` rows."""
     packed, most = (int(gathered * share) * n_batches for share in (misses.of_epoch(capacity), misses.share(capacity)))
-    return PackingPasses(n_bytes, 2 * packed, gathered * n_batches, most)
+    return PackingPasses(n_bytes, 2 * packed, gathered * n_batches, most, is_drawn)
 
 
 def least_size(planning: Planning, n_batches: int) -> int:

@@ -85,9 +85,11 @@ class Streamed(Superbatch):
         moves clearly fewer bytes by ``"belady"``. With a ``length``, an ``edge_cache`` or without a cache ``"belady"``.
     length : int or "auto"
         Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
-        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if a second pass reads no
-        more than is packed. Planning gets up to half of the memory if passes would read more than everything else moves. A
-        :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more than twice the minimum.
+        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if one half is packed about
+        as fast as the other is gathered, or, of batches that :class:`~featstore.EpochSampler` draws at once, if a second pass
+        reads no more than is packed. Planning gets up to half of the memory if passes would read more than everything else
+        moves. A :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more than twice the
+        minimum.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """
@@ -296,8 +298,9 @@ class StreamedSizes(SuperbatchSizes):
 
     def passes(self, batch: BatchSize) -> PackingPasses:
         """See :class:`SuperbatchSizes`."""
-        nodes = self.context.nodes
-        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), self.planning.misses, self._rows)
+        nodes, is_drawn = self.context.nodes, self.context.batches.ahead_bytes() != (0, 0)
+        misses = self.planning.misses
+        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), misses, self._rows, is_drawn=is_drawn)
 
     def _packing_bytes(self, batch: BatchSize, size: int) -> int:
         """Compute the least bytes to pack superbatches of ``size`` batches, a batch at a time."""

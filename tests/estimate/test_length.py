@@ -76,11 +76,14 @@ def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
 @pytest.mark.parametrize("n_batches", [1, 2, 1179])
 def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
     """Nothing is looked ahead to, so more passes save nothing; with one superbatch nothing is packed beside the loop."""
-    passes, n = PackingPasses(10**12, 10**12, 2 * 10**12), 111_059_956
+    passes, n = PackingPasses(10**12, 10**9, 2 * 10**12), 111_059_956
     fixed = planning(n, 1 << 30, policy=FixedRows(Degree()))
     assert choose_size(fixed, n_batches, BATCH, 1, passes) == -(-n_batches // 2)
     assert planner_bytes(fixed, n, n_batches, BATCH, n_batches, spilled=False, capacity=n) < n // 4 + 200 * BATCH
-    assert choose_size(fixed, n_batches, BATCH, 1, PackingPasses(10**12, 10**12 - 1, 2 * 10**12)) == n_batches, "a pass is dear"
+    assert choose_size(fixed, n_batches, BATCH, 1, PackingPasses(10**12, 10**9, 10**12)) == n_batches, "a pass is the longer one"
+    for others, most in ((10**12, -(-n_batches // 2)), (10**12 - 1, n_batches)):
+        drawn = PackingPasses(10**12, others, 2 * 10**12, is_drawn=True)
+        assert choose_size(fixed, n_batches, BATCH, 1, drawn) == most, "nothing but packing is left to be done beside the loop"
     some = max(1, n_batches // 3)
     said = what_would_help(fixed, n_batches, BATCH, 1, passes, some)
     assert said is None or "would make it 2" in said
@@ -91,7 +94,7 @@ def test_rows_that_stay_are_packed_in_two_superbatches(n_batches: int) -> None:
 def test_a_disk_that_holds_an_epoch_holds_any_length(disk: int, size: int) -> None:
     """A thousand batches of 1,000 bytes, and half of a megabyte of extents beside; else four superbatches lie there at once."""
     fixed = planning(disk=disk, policy=FixedRows(Degree()))
-    assert choose_size(fixed, 1000, BATCH, 1000, PackingPasses(2_000_000, 2_000_000)) == size
+    assert choose_size(fixed, 1000, BATCH, 1000, PackingPasses(10**12, 2_000_000, 2 * 10**12)) == size
 
 
 @pytest.mark.parametrize(("policy", "n_bytes"), [(FixedRows(Degree()), 1_500_001), (None, 4 * 1000 * MANY + MANY)])
