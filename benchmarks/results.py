@@ -62,6 +62,11 @@ def topic_of(line: Line) -> str:
     raise KeyError(f"{line['command']}: a benchmark of no topic; name it in TOPICS")
 
 
+def key_of(line: Line) -> tuple[str, str]:
+    """What tells one figure from another: its name, and what it is beside."""
+    return line["name"], line["reference"] or ""
+
+
 def read(path: Path) -> list[Line]:
     """Read lines of figures."""
     return [json.loads(text) for text in path.read_text().splitlines() if text]
@@ -75,15 +80,15 @@ def keep(paths: Iterable[Path]) -> dict[Path, int]:
     ValueError
         A figure is of ``--tiny``, or its commit is not known or not what ran.
     """
-    found: dict[Path, dict[str, Line]] = defaultdict(dict)
+    found: dict[Path, dict[tuple[str, str], Line]] = defaultdict(dict)
     for path in paths:
         for line in read(path):
             if line.get("tiny") or not line.get("commit") or line["commit"].endswith("+"):
                 raise ValueError(f"{path}: {line['name']!r} is of --tiny, or of a tree that differs from its commit: run it anew")
             topic_of(line)
-            found[file_of(processor(line))][line["name"]] = line
+            found[file_of(processor(line))][key_of(line)] = line
     for path, lines in found.items():
-        before = {line["name"]: line for line in read(path)} if path.exists() else {}
+        before = {key_of(line): line for line in read(path)} if path.exists() else {}
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for _, line in sorted({**before, **lines}.items())))
     return {path: len(lines) for path, lines in found.items()}
@@ -130,16 +135,24 @@ def bounds(kept: dict[str, list[Line]]) -> str:
     """Format all bounds, a table a topic, with what each processor measured."""
     text = [HEAD]
     for topic in TOPICS:
-        of_names = {name: {line["name"]: line for line in lines if topic_of(line) == topic} for name, lines in kept.items()}
-        found = {each: line for lines in of_names.values() for each, line in lines.items() if "target" in line}
+        of_names = _of_topic(topic, kept)
+        found = {each: line for lines in of_names.values() for each, line in lines.items()}
         if not found:
             continue
         rows = [["what", "beside", "promised", *of_names, "command"], ["---"] * (4 + len(of_names))]
         for each, line in sorted(found.items()):
-            cells = [_cell(lines[each]) if "target" in lines.get(each, {}) else "" for lines in of_names.values()]
-            rows.append([each, line["reference"] or line["unit"], line["target"], *cells, f"`{line['command']}`"])
+            cells = [_cell(lines[each]) if each in lines else "" for lines in of_names.values()]
+            rows.append([line["name"], line["reference"] or line["unit"], line["target"], *cells, f"`{line['command']}`"])
         text.append(f"## {topic.capitalize()}\n\n![{topic}](plots/bounds-{topic}.svg)\n\n{_format(rows)}\n")
     return "\n".join(text)
+
+
+def _of_topic(topic: str, kept: dict[str, list[Line]]) -> dict[str, dict[tuple[str, str], Line]]:
+    """Select the bounds of a topic, by processor and figure."""
+    return {
+        name: {key_of(line): line for line in lines if "target" in line and topic_of(line) == topic}
+        for name, lines in kept.items()
+    }
 
 
 def _cell(line: Line) -> str:
@@ -156,19 +169,19 @@ def plot(topic: str, kept: dict[str, list[Line]], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    of_names = {name: {line["name"]: line for line in lines if topic_of(line) == topic} for name, lines in kept.items()}
-    bounds = sorted({each for lines in of_names.values() for each, line in lines.items() if "target" in line})[:MOST_BARS]
+    of_names = _of_topic(topic, kept)
+    shown = sorted({each for lines in of_names.values() for each in lines})[:MOST_BARS]
     with mpl.rc_context({"svg.hashsalt": "featstore", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(9, 1.2 + 0.24 * len(bounds)), layout="constrained")
+        figure = Figure(figsize=(9, 1.2 + 0.24 * len(shown)), layout="constrained")
         axes = figure.subplots()
         for name, lines in of_names.items():
-            at = [(distance(lines[each]), number) for number, each in enumerate(bounds) if "target" in lines.get(each, {})]
+            at = [(distance(lines[each]), number) for number, each in enumerate(shown) if each in lines]
             if at:
                 axes.plot(*zip(*[(min(16.0, max(1 / 16, x)), y) for x, y in at], strict=True), "o", label=name)
         axes.axvline(1.0, color="grey", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xlim(1 / 20, 20)
-        axes.set_yticks(range(len(bounds)), [each if len(each) < 70 else f"{each[:67]}…" for each in bounds])
+        axes.set_yticks(range(len(shown)), [name if len(name) < 70 else f"{name[:67]}…" for name, _ in shown])
         axes.invert_yaxis()
         axes.set_xlabel("times better than promised (left of 1: missed)")
         axes.legend(loc="lower right")

@@ -57,6 +57,12 @@ def test_newer_figures_replace_older_ones_of_the_same_processor(places: Path) ->
     assert len(results.read(places / "results" / "intel-r-xeon-family-6-model-207.jsonl")) == 1
 
 
+def test_a_figure_beside_two_references_is_two_figures(places: Path) -> None:
+    results.keep([lines_file(places, line("a", 0.9, ">= 0.95"), line("a", 2.0, ">= 1", reference="a memory map"))])
+    kept = results.read(places / "results" / "amd-epyc-family-26-model-2.jsonl")
+    assert [each["reference"] for each in kept] == ["a memory map", "fio"]
+
+
 @pytest.mark.parametrize("wrong", [{"tiny": True}, {"commit": "0123abcd+"}, {"commit": ""}, {"command": "bench_unknown"}])
 def test_figures_that_show_nothing_are_refused(places: Path, wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
