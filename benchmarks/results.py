@@ -172,6 +172,7 @@ def plot(topic: str, kept: dict[str, list[Line]], path: Path) -> None:
         axes.axvline(1.0, color="grey", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xlim(1 / 20, 20)
+        axes.set_xticks([2.0**k for k in range(-4, 5)], [f"1/{2**-k}" if k < 0 else f"{2**k}" for k in range(-4, 5)])
         axes.set_yticks(range(len(shown)), [name if len(name) < 70 else f"{name[:67]}…" for name, _ in shown])
         axes.invert_yaxis()
         axes.set_xlabel("times better than promised (left of 1: missed)")
