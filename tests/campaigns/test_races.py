@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 
 
 def race(folder: str, seconds: float, seed: int, round_s: float) -> None:
-    """Run the campaign, in the child; the acts that it is made of have all been done."""
+    """Run the campaign, in the child; each thread has done something in each round."""
     found = races.races(folder, seconds, seed, round_s=round_s)
-    assert sum(found["acts"].values()) > 5 * seconds, found
+    assert sum(found["acts"].values()) >= races.N_THREADS * found["rounds"], found
 
 
 def test_threads_race(tmp_path: Path) -> None:
