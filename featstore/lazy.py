@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property  # noqa: TID251 - the one place
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["lazy"]

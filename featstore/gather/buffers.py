@@ -259,7 +259,9 @@ class BufferPool:
             return int(arena.nbytes)
 
     def _drop(self, arena: Arena) -> None:
-        self._held.pop(id(arena)).release()
+        reservation = self._held.pop(id(arena), None)
+        if reservation is not None:  # else the pool was closed meanwhile, and has released it
+            reservation.release()
 
     def _collect(self) -> None:
         """Move returned arenas to the idle list. It only appends to the list, so it needs no lock."""
@@ -340,4 +342,5 @@ class BufferPool:
             for reservation in self._held.values():
                 reservation.release()
             self._held.clear()
+            self._idle.clear()  # what came back since it was trimmed
             self._returned = queue.SimpleQueue()  # the old queue, and arenas returned to it, die with the last arena in use

@@ -152,9 +152,11 @@ def _make_parent(path: str) -> None:
     try:
         os.makedirs(path)
     except FileExistsError:
-        if not os.path.isdir(path):
+        if os.path.isdir(path):
+            return
+        if os.path.lexists(path):
             raise
-        return
+        raise FileNotFoundError(errno.ENOENT, "removed by another process with its last run directory", path) from None
     try:
         _mark(path)
     except BaseException:

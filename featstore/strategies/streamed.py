@@ -204,6 +204,7 @@ class StreamedSizes(SuperbatchSizes):
 
     def __init__(self, context: Context, planning: Planning) -> None:
         super().__init__(context, planning)
+        self._is_drawn = context.batches.ahead_bytes() != (0, 0)
         capacity = planning.capacity
         self._rows = max((0, *planning.misses.capacities)) if capacity is None else capacity  # rows that caches will have
         self._packings = 1  # passes over the features for one superbatch
@@ -298,9 +299,9 @@ class StreamedSizes(SuperbatchSizes):
 
     def passes(self, batch: BatchSize) -> PackingPasses:
         """See :class:`SuperbatchSizes`."""
-        nodes, is_drawn = self.context.nodes, self.context.batches.ahead_bytes() != (0, 0)
+        nodes = self.context.nodes
         misses = self.planning.misses
-        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), misses, self._rows, is_drawn=is_drawn)
+        return passes_over(nodes.n_bytes, self._n_batches, nodes.asked_bytes(batch), misses, self._rows, is_drawn=self._is_drawn)
 
     def _packing_bytes(self, batch: BatchSize, size: int) -> int:
         """Compute the least bytes to pack superbatches of ``size`` batches, a batch at a time."""

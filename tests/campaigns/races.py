@@ -31,6 +31,7 @@ import torch
 
 import featstore
 from featstore.storage import drive
+from featstore.testing.faults import forked
 from tests.campaigns.checks import report
 from tests.campaigns.interrupts import at_moment, expect_interrupts
 from tests.campaigns.test_failing_calls import files_in
@@ -244,26 +245,15 @@ def forked_child(races: Races, g: featstore.OutOfCoreGraph, loader: Any, running
     way = draws.choice(("drops", "closes", "reads", "loads"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
-        pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            faulthandler.register(signal.SIGALRM, chain=True)
-            signal.alarm(int(PATIENCE_S) // 2)
-            torch.set_num_threads(1)
-            in_child(races, g, loader, running, way)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    status = os.waitpid(pid, 0)[1]
-    assert status == 0, f"the child that {way} ended with status {status}"
+        killed_by = forked(lambda: in_child(races, g, loader, running, way))
+    assert killed_by is None, f"the child that {way} was killed by signal {killed_by}"
 
 
 def in_child(races: Races, g: featstore.OutOfCoreGraph, loader: Any, running: Any, way: str) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.alarm(int(PATIENCE_S) // 2)
+    torch.set_num_threads(1)
     if way == "closes":
         running.close()
         loader.close()

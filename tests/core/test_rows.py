@@ -164,6 +164,30 @@ def test_pages_are_taken_and_what_is_in_them_stays() -> None:
     assert take_pages(memory[:0])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_memory_that_comes_back_while_the_pool_is_closed(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Between its trimming and its end, or after that, in a thread that had the queue already: the budget gets it once."""
+    budget = Budget(8 << 20)
+    pool = BufferPool(budget)
+    held = [pool.array((1 << 20,), np.uint8)]
+    end, returned = pool._loan.end, pool._returned
+
+    def comes_back() -> None:
+        end()
+        held.clear()
+        assert pool._idle_bytes() == 1 << 20
+
+    if when == "before":
+        monkeypatch.setattr(pool._loan, "end", comes_back)
+    pool.close()
+    assert not budget.used
+    held.clear()
+    pool._returned = returned
+    pool.trim()
+    assert not budget.used
+    assert not pool._idle_bytes()
+
+
 def test_a_pool_prepares_blocks_from_half_of_what_is_left() -> None:
     budget = Budget(64 << 20)
     pool = BufferPool(budget)

@@ -140,6 +140,25 @@ def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> Non
     assert disk.used == 0
 
 
+def test_a_parent_that_is_removed_after_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there for ``makedirs``, and gone when its type is looked at: it is made anew. A file in its place is an error."""
+    parent, isdir, times = tmp_path / "runs", os.path.isdir, []
+    others = RunDirectory(parent)
+
+    def gone(path: str) -> bool:
+        if path == str(parent) and not times:
+            times.append(others.close())
+        return isdir(path)
+
+    monkeypatch.setattr(rundir.os.path, "isdir", gone)
+    runs = RunDirectory(parent)
+    assert times
+    assert isdir(runs.path)
+    runs.close()
+    parent.write_bytes(b"")
+    refuses(FileExistsError, "runs", lambda: RunDirectory(parent))
+
+
 @pytest.mark.parametrize("after", ["makedirs", "_sweep"])
 def test_a_run_directory_where_another_removes_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     """Who closes the last run directory removes the parent, too, while somebody makes the next one."""

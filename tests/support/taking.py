@@ -14,12 +14,14 @@ def take_back(budget: Budget, parts: int, more: int = 0) -> Reservation:
     """Reserve what is free, one of ``parts`` of what is on loan, and ``more`` bytes.
 
     A thread of the loader may reserve memory between the reading of the figures and the reservation, or be busy with what it
-    lends: then they are read again. The limit is for a ledger that is broken.
+    lends: then they are read again. If all loans were taken back by then, what is free is reserved alone. The limit is for a
+    ledger that is broken.
     """
     end = time.monotonic() + 60
     while True:
         try:
-            return budget.reserve("others", budget.available + budget.on_loan // parts + more)
+            lent = budget.on_loan
+            return budget.reserve("others", budget.available + (lent // parts + more if lent else 0))
         except BudgetError:
             if time.monotonic() > end:
                 raise
