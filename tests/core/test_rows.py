@@ -181,11 +181,11 @@ def test_memory_that_comes_back_while_the_pool_is_closed(monkeypatch: pytest.Mon
         monkeypatch.setattr(pool._loan, "end", comes_back)
     pool.close()
     assert not budget.used
+    assert not pool._idle_bytes()
     held.clear()
     pool._returned = returned
     pool.trim()
     assert not budget.used
-    assert not pool._idle_bytes()
 
 
 def test_a_pool_prepares_blocks_from_half_of_what_is_left() -> None:
