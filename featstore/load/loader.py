@@ -251,6 +251,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             self._unbound_reads: Callable[[], object] = _nothing
             self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
             self._close_batches = weakref.finalize(self, batches.close)
+            self._close_drawn: Callable[[], object] = _nothing  # of the strategy's own view of them
             try:
                 if reading is not None:
                     self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
@@ -331,6 +332,8 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
+        if self._runner.context.batches is not context.batches:  # in another order, or drawn in another way
+            self._close_drawn = weakref.finalize(self, self._runner.context.batches.close)
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
@@ -492,9 +495,9 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             ``reason``, and the ``estimates`` of all strategies. With a pack ``layout``: its ``name``, and whether it was ``made``
             for this loader; ``layouts``, a list of these, if types of nodes do not share their rows. With edge features
             ``edge_features``: the reads of these alone, by the same names, and the stage ``edges``. With
-            ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop, and
-            ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and, if
-            the loader chose the nodes, the ``split`` of the memory.
+            ``EpochSampler(window="auto")``, or batches that ``"auto"`` draws at once, ``windows``: ``batches`` of one, ``of`` an
+            epoch, ``passes`` over lists a hop, and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table,
+            rows ``pulled`` and ``pushed``, and, if the loader chose the nodes, the ``split`` of the memory.
 
         Notes
         -----
@@ -574,6 +577,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
                 stack.callback(self._history.forget)
             stack.callback(self._close_history)
             stack.callback(self._close_batches)
+            stack.callback(self._close_drawn)
             stack.callback(self._close_tier)
             if hasattr(self, "_runner"):
                 stack.callback(self._runner.memory.close)

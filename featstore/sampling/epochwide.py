@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -26,7 +26,14 @@ from featstore.topology.types import EdgeKey
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["EpochSampler"]
+__all__ = ["EpochSampler", "draws_at_once"]
+
+
+def draws_at_once(sampler: object) -> TypeGuard[NeighborSampler | LaborSampler]:
+    """Tell whether :class:`EpochSampler` draws a sampler's batches: neither by weight, nor by importance, nor disjoint ones."""
+    if type(sampler) is LaborSampler:
+        return not sampler.importance_sampling
+    return type(sampler) is NeighborSampler and sampler.weight is None and not sampler.disjoint
 
 
 class EpochSampler(CheckedSampler):
@@ -132,6 +139,14 @@ class EpochSampler(CheckedSampler):
         self._windows: deque[tuple[float, int, int, int]] = deque()
         self.disk = None if disk is None else parse_size(disk, "disk")
         self.run_dir = os.path.abspath(runs_directory(g.path, run_dir))
+
+    @classmethod
+    def of(cls, hops: NeighborSampler | LaborSampler, run_dir: str, disk: int | None = None) -> EpochSampler:
+        """Make a sampler of the batches of ``hops``, with which it shares memory; only if :func:`draws_at_once` is true of it."""
+        options: dict[str, Any] = {"replace": hops.replace} if isinstance(hops, NeighborSampler) else {"draws": "labor"}
+        found = cls(hops.graph, hops.given_fanouts, **options, disk=disk, run_dir=run_dir)
+        found.hops, found.edges = hops, hops.edges
+        return found
 
     def __repr__(self) -> str:
         _, options = repr(self.hops).split("(", 1)

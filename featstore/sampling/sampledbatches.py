@@ -15,7 +15,7 @@ import torch
 from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of, underlying
-from featstore.sampling.epochwide import EpochSampler
+from featstore.sampling.epochwide import EpochSampler, draws_at_once
 from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
@@ -312,16 +312,32 @@ class Drawn(SampledBatches):
     def __init__(
         self, sampler: CheckedSampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
     ) -> None:
-        self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
+        self.batches, self.lists, self.times = batches, lists, times
         self._share = batches if isinstance(batches, ShareOfBatches) else None
         self.world_size = 1 if self._share is None else self._share.world_size
         self.batch_size, self.fanouts, self.disjoint = batches.batch_size, sampler.fanouts, sampler.disjoint
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
+        self.order = _Orders(batches)
+        self.number: Callable[[int], int] = operator.index if self._share is None else self._share.number
+        self._draw_with(sampler)
+
+    def _draw_with(self, sampler: CheckedSampler) -> None:
+        order, number = self.order, self.number
+        self.sampler = sampler
         self._hops = sampler if isinstance(sampler, HopSampler) else None
         self._many = sampler if isinstance(sampler, EpochSampler) else None
-        self.order = order = _Orders(batches)
-        self.number: Callable[[int], int] = operator.index if self._share is None else self._share.number
-        self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, self.number))
+        self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, number))
+
+    def at_once(self, run_dir: str) -> Drawn | None:
+        """Make these batches drawn many at once, in passes over the lists; None if each can only be drawn alone.
+
+        ``run_dir``: directory for run files of samples that do not fit the memory.
+        """
+        if self.times is not None or self.lists is not None or not draws_at_once(self.sampler):
+            return None
+        found = copy(self)
+        found._draw_with(EpochSampler.of(self.sampler, run_dir))
+        return found
 
     @property
     def weights_bytes(self) -> int:

@@ -58,9 +58,17 @@ class Lists:
             sizes += [self.table + int(share * self.whole) for share in SHARES]
         return [n_bytes for n_bytes in sizes if n_bytes < self.held]
 
-    def more_read_s(self, n_bytes: int, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
-        """Estimate the additional seconds of reading lists for one batch, with ``n_bytes`` of lists in memory instead."""
-        return self._read_s(n_bytes, context, batch, speed) - self._read_s(self.held, context, batch, speed)
+    def at_once(self, context: Context, run_dir: str) -> Context | None:
+        """Draw batches many at once instead, in passes over the lists, which then take no memory; None if that is no choice."""
+        batches = context.batches
+        if not self.whole or (self.held and self.are_few) or not isinstance(batches, Drawn):
+            return None
+        drawn = batches.at_once(run_dir)
+        return None if drawn is None else replace(context, batches=drawn)
+
+    def more_read_s(self, n_bytes: int, context: Context, instead: Context, batch: BatchSize, speed: DriveSpeed) -> float:
+        """Estimate the additional seconds of reading lists for one batch of ``instead``, with ``n_bytes`` of lists in memory."""
+        return self._read_s(n_bytes, instead, batch, speed) - self._read_s(self.held, context, batch, speed)
 
     def sample_read_s(self, context: Context, batch: BatchSize, speed: DriveSpeed) -> float:
         """Estimate the seconds for which sampling one batch keeps the drive busy with random reads."""
@@ -100,6 +108,8 @@ class Lists:
         text = f"{format_size(n_bytes)} of {format_size(self.whole)} in memory"
         if n_bytes >= self.whole:
             text = "all in memory"
+        elif not n_bytes and _in_sequence(context):
+            text = "on the drive, read in sequence: rows and plans use the memory better"
         elif not n_bytes:
             text = "on the drive: rows and plans use the memory better"
         return Lists(text, self.whole, n_bytes, self.table, self.are_few)

@@ -60,6 +60,8 @@ class Profile(Memo):
         Seconds that sampling took.
     passes_s : float
         The part of ``sample_s`` of passes over neighbour lists, which a whole epoch takes, too.
+    computing_s : float
+        The part of ``sample_s`` that the threads would take if they waited for no reads.
     n_sampled : int
         Batches that were sampled.
     n_bytes : int
@@ -89,7 +91,7 @@ class Profile(Memo):
         self._file: SampleFile | None = None
         accounts = DiskQuota(None if disk is None else disk // DISK_DIVISOR)
         try:
-            begin = time.perf_counter()
+            begin, computed = time.perf_counter(), time.process_time()
             most = min(len(order), most or profile_batches(len(order), batches.run_length))
             with (
                 contextlib.closing(order.in_turn(0, stop=most)) as turns,
@@ -108,6 +110,7 @@ class Profile(Memo):
                 self.passes_s = turns.passes_s
             batches.trim()  # scratch memory of the threads that sampled
             self.sample_s = time.perf_counter() - begin
+            self.computing_s = min(self.sample_s, (time.process_time() - computed) / max(1, context.threads))
             self.passes_s = min(self.passes_s, self.sample_s)  # waits of windows drawn at once add up to more than the clock's
         except BaseException:
             self._runs.close()

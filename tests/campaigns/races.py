@@ -45,7 +45,7 @@ N, DIM = 3_000, 24
 ROUND_S = 10.0  # all threads end after each; what is left is counted then
 PATIENCE_S = 120.0  # for the acts that are under way when a round is over, and for a forked child; more is a hang
 GROWTH_BYTES = 24 << 20  # of memory, from the end of the rounds that warm up to the last one
-AMPLE, TIGHT = 256 << 20, (2 << 20, 4 << 20, 12 << 20)
+AMPLE, TIGHT = 512 << 20, (2 << 20, 4 << 20, 12 << 20)
 SAMPLERS = ("neighbor", "labor", "layer", "epoch", "edges")
 POLICIES = ("lru", "sieve", "clock", "degree")
 ENDINGS = ("whole", "whole", "forked", "two at once", "abandoned", "closed", "closed with its loader", "closed with its graph")
@@ -101,11 +101,12 @@ class Races:
             if what == "reads":
                 return self.reads(g, draws)
             return self.cache(g, draws) if what == "cache" else self.epoch(g, draws, may_fork)
-        except featstore.ClosedError:
-            if g is None or not g.closed:
+        except featstore.ClosedError as error:
+            if g is None or not g.closed or hides_interrupt(error):
                 raise
             return "closed by another thread"
         except featstore.BudgetError as error:
+            assert not hides_interrupt(error)
             if g is not None:
                 assert g.budget.total < AMPLE, error
                 assert error.needed is not None, error
@@ -234,6 +235,12 @@ class Races:
             time.sleep(0.05)
             gc.collect()
         return f"held by nobody: {g.memory_report()}" if g.budget.used else ""
+
+
+def hides_interrupt(error: BaseException) -> bool:
+    """Tell whether an error came up while a KeyboardInterrupt was on its way, and took its place."""
+    before = error.__context__
+    return before is not None and (isinstance(before, KeyboardInterrupt) or hides_interrupt(before))
 
 
 def edges_of(sampler: str) -> dict[str, Any]:

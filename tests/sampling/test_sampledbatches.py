@@ -41,6 +41,52 @@ def batches() -> featstore.RandomBatches:
     return featstore.RandomBatches(np.arange(N), BATCH, seed=3)
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
+        lambda g: featstore.NeighborSampler(g, [4, 3], replace=True, redraw=False, edges=True),
+        lambda g: featstore.LaborSampler(g, [4, 3], batch_dependency=2, layer_dependency=True, edges=True),
+    ],
+)
+def test_batches_drawn_at_once_are_the_same(g: featstore.OutOfCoreGraph, tmp_path: Path, sampler: Callable[[Any], Any]) -> None:
+    alone = Drawn(sampler(g), batches())
+    kept = Kept(9, [2])
+    alone.remember(kept)
+    at_once = alone.at_once(str(tmp_path))
+    assert at_once is not None
+    assert at_once.digest() == alone.digest()
+    assert at_once.order is alone.order
+    assert at_once.sampler.edges == alone.sampler.edges
+    assert alone.ahead_bytes() == (0, 0) != at_once.ahead_bytes()
+    for epoch in range(2):
+        with closing(at_once.epoch(epoch).in_turn(0)) as turns:
+            for position in range(len(alone)):
+                one, other = turns.sample(position), alone.epoch(epoch).sample(position)
+                assert (
+                    (one.epoch, one.index)
+                    == (other.epoch, other.index)
+                    == (9 if not epoch and position == 2 else epoch, position)
+                )
+                assert all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+    at_once.close()
+    assert at_once.sampler.stats()["windows"] > 0
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda g: featstore.NeighborSampler(g, [4, 3], disjoint=True),
+        lambda g: featstore.LaborSampler(g, [4, 3], importance_sampling=2),
+        lambda g: type("Mine", (featstore.NeighborSampler,), {})(g, [4, 3]),
+        SAMPLERS["epoch"],
+        SAMPLERS["another's"],
+    ],
+)
+def test_some_batches_are_only_drawn_alone(g: featstore.OutOfCoreGraph, tmp_path: Path, sampler: Callable[[Any], Any]) -> None:
+    assert Drawn(sampler(g), batches()).at_once(str(tmp_path)) is None
+
+
 class Kept(Memo):
     """Batches that are told from those that are sampled by the epoch that they name."""
 

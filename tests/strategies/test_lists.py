@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +20,14 @@ from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes
 
 N = 20_000
+
+
+class Loaded(NamedTuple):
+    """The batches of an epoch, the input nodes of its last batches once more, from a state, and the loader's statistics."""
+
+    batches: list[tuple[torch.Tensor, ...]]
+    again: list[torch.Tensor]
+    stats: dict[str, Any]
 
 
 def load(g: featstore.OutOfCoreGraph, sampler: Any = None, **options: Any) -> featstore.Loader:
@@ -172,5 +181,71 @@ def test_lists_are_given_up_where_rows_use_their_memory_better(
             assert len([batch.x.shape for batch in loader]) == 12
         assert (said == "all in memory") == bool(seconds)
         assert "of 2.11 MiB" in said or "rows and plans use the memory better" in said or seconds
-        assert tried[0] == 0
-        assert whole // 4 < tried[-1] < tried[-2] < tried[-3] < whole
+        assert tried[0] == tried[-1] == 0  # the last: drawn at once
+        assert whole // 4 < tried[-2] < tried[-3] < tried[-4] < whole
+
+
+@pytest.fixture(scope="module")
+def deep(wide: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wide graph with rows of 256 bytes, which do not fit beside its lists."""
+    path = tmp_path_factory.mktemp("deep") / "graph"
+    x = np.random.default_rng(0).integers(0, 256, (N, 256), np.uint8)
+    featstore.OutOfCoreGraph.create(path, wide.indptr, wide.indices, {"x": x}, progress=False).close()
+    return path
+
+
+SLOW = DriveSpeed(100.0, 1e9, 1e9)  # where reading lists one by one takes long, and a pass over them no time
+
+
+def drawn(path: Path, sampler: Callable[..., Any] = featstore.NeighborSampler, **options: Any) -> Loaded:
+    with featstore.open(path, memory="4MiB", threads=2) as g, load(g, sampler(g, [4, 3]), **options) as loader:
+        found = [(batch.input_ids.clone(), batch.x.clone(), *(block.src.clone() for block in batch.blocks)) for batch in loader]
+        state = loader.state_dict()
+        stats = loader.stats()
+        loader.load_state_dict({**state, "epoch": 0, "batch": 7})
+        again = [batch.input_ids.clone() for batch in loader]
+    assert "epoch samples" not in g.memory_report()
+    return Loaded(found, again, stats)
+
+
+@pytest.mark.parametrize("sampler", [featstore.NeighborSampler, featstore.LaborSampler])
+def test_batches_are_drawn_at_once_where_lists_have_no_room(deep: Path, monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
+    """In passes over the lists, not by a read of each list; the batches are the same, also where an epoch is resumed."""
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: SLOW)
+    at_once, alone = drawn(deep, sampler), drawn(deep, sampler, strategy=featstore.OnDemand(cache=None))
+    assert "read in sequence" in at_once.stats["lists"]
+    assert at_once.stats["windows"]["passes"] == 1
+    assert "windows" not in alone.stats
+    for one, other in zip(at_once.batches, alone.batches, strict=True):
+        assert all(torch.equal(each, same) for each, same in zip(one, other, strict=True))
+    assert len(at_once.again) == len(alone.again) == 5
+    assert all(torch.equal(one, other) for one, other in zip(at_once.again, alone.again, strict=True))
+    assert all(torch.equal(one, other[0]) for one, other in zip(at_once.again, at_once.batches[7:], strict=True))
+
+
+def by_importance(g: featstore.OutOfCoreGraph, fanouts: list[int]) -> Any:
+    return featstore.LaborSampler(g, fanouts, importance_sampling=1)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "strategy"),
+    [
+        (by_importance, featstore.Auto()),  # needs all lists of a hop at once
+        (featstore.NeighborSampler, featstore.Auto(disk="8MiB")),  # of which windows of batches might take too much
+        (featstore.NeighborSampler, featstore.Streamed()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
+def test_batches_are_drawn_alone_otherwise(
+    deep: Path, monkeypatch: pytest.MonkeyPatch, sampler: Any, strategy: featstore.Strategy
+) -> None:
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: SLOW)
+    assert "windows" not in drawn(deep, sampler, strategy=strategy).stats
+
+
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
+def test_drawing_at_once_must_save_a_part_of_the_epoch(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first batch comes only when all are drawn."""
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: SLOW)
+    monkeypatch.setattr("featstore.strategies.auto.AT_ONCE", 1e9)
+    assert "windows" not in drawn(deep).stats
