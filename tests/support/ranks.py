@@ -17,7 +17,7 @@ __all__ = ["end", "group", "held_port"]
 
 
 @contextlib.contextmanager
-def group(rank: int, world_size: int, folder: Path, timeout_s: float = 60) -> Iterator[None]:
+def group(rank: int, world_size: int, folder: Path, timeout_s: float = 300) -> Iterator[None]:
     """Be a rank of a gloo group, which meets by a file in ``folder``."""
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timeout)
