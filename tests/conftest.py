@@ -57,6 +57,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 TESTS = Path(__file__).parent
+LONGEST = ("system", "campaigns", "memory", "distributed")  # rooms whose tests take longest
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,8 +78,13 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the room whose tests take longest: one of them at the end would have the other workers wait."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
+    """Begin with the longest: one of them at the end would have the other workers wait."""
+
+    def rank(item: pytest.Item) -> int:
+        room = item.path.parent.name
+        return LONGEST.index(room) if room in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish() -> None:

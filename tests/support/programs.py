@@ -123,7 +123,7 @@ def run_in_fork(function: Callable[..., None], *arguments: Any, timeout_s: float
             raise AssertionError(f"{function.__qualname__} in the child: {how}\n{shown}")
 
 
-def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, timeout_s: float = 120) -> list[tuple[int, str]]:
+def run_ranks(function: Callable[..., None], world_size: int, *arguments: Any, timeout_s: float = 500) -> list[tuple[int, str]]:
     """Call ``function(rank, *arguments)`` in forks of the server, at once; return each one's exit status and what it printed."""
     name, started = (function.__module__, function.__qualname__), list[Any]()
     with contextlib.ExitStack() as stack:

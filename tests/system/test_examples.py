@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 import featstore
 from tests.support.programs import OF_PYG, run_program
-from tests.support.ranks import held_port
+from tests.support.ranks import held_port, torchrun, two_forks
 from tests.support.sampled import covering
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -71,28 +70,6 @@ def test_train_sage(tmp_path):
     printed = run("train_sage.py", tmp_path / "g", *options, cwd=tmp_path)
     assert "epoch 1: loss" in printed
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
-
-
-def torchrun(folder: Path, command: list[str]) -> str:
-    """Run a script in two processes of torchrun; return what they printed."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def two_forks(folder: Path, command: list[str]) -> str:
-    """Run it in two forks, whose environment is what torchrun gives."""
-    common = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": os.fspath(ROOT)}
-
-    def one(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_program(*command, cwd=folder, RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=str(port), **common)
-
-    with held_port() as port, ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(one, range(2)))
-    assert not any(each.returncode for each in done), [each.stderr for each in done]
-    return "".join(each.stdout for each in done)
 
 
 @pytest.mark.parametrize("together", [two_forks, pytest.param(torchrun, marks=pytest.mark.stress)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import os
 import resource
@@ -49,18 +50,24 @@ def holds(path: Path, seed: int) -> bool:
 
 
 def descriptors(expected: set[str] | None = None, patience_s: float = 30.0) -> set[str]:
-    """What this process has open, and its threads; joined ones on their way out get ``patience_s``.
-
-    Collections of garbage pass over what is there when it is first called: torch takes most of the time of a full one.
-    """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    """What this process has open, and its threads; joined ones on their way out get ``patience_s``."""
+    _freeze()
     found, deadline = _descriptors(), time.monotonic() + patience_s
     while expected is not None and found != expected and time.monotonic() < deadline:
         time.sleep(0.001)
         found = _descriptors()
     return found
+
+
+@functools.cache
+def _freeze() -> None:
+    """Let collections of garbage pass over what is there, unless they do: torch takes most of the time of a full one.
+
+    Once, as what is frozen is counted by walking over it.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 def _descriptors() -> set[str]:
