@@ -45,8 +45,8 @@ class Bench:
 
         self.args, self.report, self.folder, self.featstore = args, report, folder, featstore
         source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
-        self.work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
-        self.batch_size = max(1, 1000 >> (22 - args.scale))
+        self.work = r22.scaled(source, args.scale)
+        self.batch_size = r22.batch_size(args.scale)
         with self.open() as g:
             drive_speed(g.reader, g.path, [store.source for store in g.features.values()])
             self.seeds = g.node_data["seeds"][: args.batches * self.batch_size]

@@ -33,6 +33,7 @@ import numpy.typing as npt
 import torch
 
 import featstore
+from benchmarks.tools import communities
 from benchmarks.tools.harness import Report, arguments, main, scratch
 from benchmarks.tools.realgraphs import wanted
 from featstore.cli.sage import GraphSAGE
@@ -90,18 +91,11 @@ def splits(rng: np.random.Generator, n: int) -> Arrays:
 def planted(n: int) -> tuple[Int64s, Int64s, npt.NDArray[np.float32], Arrays]:
     """Communities of about 300 nodes: four of five neighbours are of a node's own; noisy features tell the community's class."""
     rng = np.random.default_rng(0)
-    community = rng.permutation(np.arange(n) // 300)
-    order = np.argsort(community, kind="stable")
-    counts = np.bincount(community)
-    starts = np.cumsum(counts) - counts
-    degrees = np.minimum(3 + 4 * rng.pareto(1.6, n), n // 4).astype(np.int64)
-    of = np.repeat(community, degrees)
-    inside = order[starts[of] + (counts[of] * rng.random(len(of))).astype(np.int64)]
-    ids = np.where(rng.random(len(of)) < 0.8, inside, rng.integers(0, n, len(of)))
-    y = rng.integers(0, CLASSES, len(counts))[community]
+    community, indptr, ids = communities.draw(rng, n)
+    y = rng.integers(0, CLASSES, community.max() + 1)[community]
     x = rng.standard_normal((n, 64)).astype(np.float32)
     x[np.arange(n), y] += 2 / NOISE
-    return np.concatenate([[0], np.cumsum(degrees)]), ids, x, {"y": y, **splits(rng, n)}
+    return indptr, ids, x, {"y": y, **splits(rng, n)}
 
 
 def smoothed(indptr: Int64s, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], Arrays]:

@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from benchmarks.tools import r22
 from benchmarks.tools.harness import (
+    BASE_BYTES,
     Report,
     alternate,
     answer,
@@ -45,10 +46,9 @@ from benchmarks.tools.harness import (
     timed_epoch,
     whole_epoch,
 )
-from benchmarks.tools.memmap import N_THREADS, MemmapRows
+from benchmarks.tools.memmap import N_THREADS, MemmapRows, copied
 from benchmarks.tools.realgraphs import loading
 
-BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
 MODEL_BYTES = 2 << 30  # of a model's activations and gradients, where one is trained
 FITS, SHORT = "all rows fit", "a quarter of the rows"
 MEMORY = {FITS: (2.0, 1 << 30), SHORT: (0.25, 256 << 20)}  # times the rows' bytes, and bytes
@@ -124,18 +124,8 @@ def create(
     work = Work(name, folder / "graph", folder / "x.npy", batch_size)
     if not work.dataset.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        mapped = np.lib.format.open_memmap(work.features, "w+", np.float32, shape)
-
-        def copied() -> Iterator[npt.NDArray[np.float32]]:
-            first = 0
-            for block in blocks:
-                mapped[first : first + len(block)] = block
-                first += len(block)
-                yield block
-            mapped.flush()
-
         data = {"y": y.astype(np.int64), "train_idx": train_idx.astype(np.int64)}
-        features = {"x": (shape, np.float32, copied())}
+        features = {"x": (shape, np.float32, copied(work.features, shape, blocks))}
         featstore.OutOfCoreGraph.create(work.dataset, *adjacency, features, data, progress=False).close()
     return work
 

@@ -235,7 +235,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     from benchmarks.tools import r22
 
     with scratch(args, "pyg") as folder:
-        work = r22.generate(folder, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        work = r22.scaled(folder, args.scale)
         memory = args.memory << 20
         neighbors = min(8 * work.num_nodes + 6 * work.n_edges, memory // 2)
         job = {

@@ -324,18 +324,18 @@ def run(args: argparse.Namespace, report: Report) -> None:
     from benchmarks.tools import r22
 
     with scratch(args, "epoch") as folder:
-        work = r22.generate(folder, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        work = r22.scaled(folder, args.scale)
         job = {
             "dataset": os.fspath(work.dataset()),
             "features": os.fspath(work.feature_file()),
             "memory": args.memory << 20,
             "roomy": args.roomy << 20,
             "neighbors": 8 * work.num_nodes + 6 * work.n_edges,
-            "batch_size": max(1, 1000 >> (22 - args.scale)),
+            "batch_size": r22.batch_size(args.scale),
             "prefetch": 1,
             "ondemand": (args.memory + 48) << 20,
             "seeds": work.n_seeds,
-            "n_batches": -(-work.n_seeds // max(1, 1000 >> (22 - args.scale))),
+            "n_batches": -(-work.n_seeds // r22.batch_size(args.scale)),
         }
         job["neighbors"] = min(job["neighbors"], job["memory"] // 2)
         figures = {

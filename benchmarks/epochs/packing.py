@@ -62,12 +62,12 @@ class Bench:
         self.args, self.report, self.folder = args, report, folder
         if work is None:
             source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
-            work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+            work = r22.scaled(source, args.scale)
         self.g = featstore.open(work.dataset(), memory=args.memory << 20)
         self.g.cache_neighbors(min(8 * work.num_nodes + 6 * work.n_edges, self.g.budget.available // 4))
         self.sampler = featstore.NeighborSampler(self.g, [10, 10, 10], seed=0)
         self.seeds = self.g.node_data["seeds"]
-        self.batch_size = batch_size or max(1, 1000 >> (22 - args.scale))
+        self.batch_size = batch_size or r22.batch_size(args.scale)
         path = folder / "samples.pack"
         shutil.rmtree(path, ignore_errors=True)
         begin = time.perf_counter()

@@ -170,8 +170,8 @@ def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """R22 by strategy, each with a cache of a tenth of the rows: a size that is given, so that loads can be compared."""
     from benchmarks.tools import r22
 
-    work = r22.generate(folder, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
-    batch_size = max(1, 1000 >> (22 - args.scale))
+    work = r22.scaled(folder, args.scale)
+    batch_size = r22.batch_size(args.scale)
     job = {"dataset": os.fspath(work.dataset()), "memory": BUDGET_BYTES, "group": GROUP_BYTES, "epochwide": False}
     job |= {"fanouts": FANOUTS, "batch_size": batch_size, "batches": -(-work.n_seeds // batch_size)}
     for strategy in STRATEGIES:
@@ -184,7 +184,7 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Microseconds of ``store[ids]``, in each tree beside ``tensor[ids]`` and beside the other tree."""
     from benchmarks.tools import r22
 
-    work = r22.generate(folder, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+    work = r22.scaled(folder, args.scale)
     n = 1_000_000
     job = {"dataset": os.fspath(work.dataset()), "rows": n, "memory": (1 << 28) + 4 * n * 512, "divisor": 50 if args.tiny else 1}
     found = in_turn(args, "rows", job)
@@ -213,7 +213,7 @@ GROUPS: dict[str, Callable[[argparse.Namespace, Report, Path], None]] = {"epochs
 
 def run(args: argparse.Namespace, report: Report) -> None:
     """Run the groups that ``--only`` names, and with ``--large`` the large graph."""
-    with scratch(args, "house") as folder:
+    with scratch(args, "strategies") as folder:
         for name, group in {**GROUPS, **({"large": large} if args.large else {})}.items():
             if args.only in name:
                 group(args, report, folder)

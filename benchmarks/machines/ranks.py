@@ -14,11 +14,9 @@ benchmarks.papers``).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,9 @@ import numpy.typing as npt
 import xxhash
 
 import featstore
-from benchmarks.tools.harness import Report, arguments, main, scratch
+from benchmarks.tools.harness import Report, answer, arguments, main, scratch
 from benchmarks.tools.r22 import generate
+from benchmarks.tools.ranks import answers, start_ranks
 from benchmarks.tools.ranks_drive import drive
 from benchmarks.tools.realgraphs import loading
 from featstore._core.trainparts import TrainPlacer
@@ -142,13 +141,8 @@ def jobs(job: dict[str, Any], datasets: list[Path]) -> list[dict[str, Any]]:
 
 def together(job: dict[str, Any], datasets: list[Path], prefix: list[str]) -> list[dict[str, Any]]:
     """Run the ranks side by side, each with its dataset; return what each found."""
-    ranks = []
-    for each in jobs(job, datasets):
-        command = [*prefix, sys.executable, "-m", __spec__.name, "--rank", json.dumps(each)]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    found = [each.communicate()[0] for each in ranks]
-    assert not any(each.returncode for each in ranks)
-    return [json.loads(each.splitlines()[-1]) for each in found]
+    with start_ranks(__spec__.name, jobs(job, datasets), before=lambda rank: prefix) as ranks:
+        return answers(ranks)
 
 
 def namespace() -> list[str]:
@@ -238,8 +232,6 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        print(json.dumps(rank_of(json.loads(sys.argv[2]))), flush=True)
-    else:
+    if not answer(rank_of):
         more = {"parts": 8, "hops": 2, "scale": 22, "batches": 50}
         main(run, arguments(__doc__ or "", real_graphs="all but export and drive", **more))

@@ -14,10 +14,7 @@ the link in an epoch, against one TCP connection over it. A link needs root; wit
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +27,8 @@ import numpy as np
 
 from benchmarks.tools import ray_actor
 from benchmarks.tools.delayed_link import Link, link, stream_bytes_per_s, why_not
-from benchmarks.tools.harness import Report, arguments, main, scratch
+from benchmarks.tools.harness import Report, answer, arguments, main, scratch
+from benchmarks.tools.ranks import answers, start_ranks
 
 ENGINES = ("sharded", "send and recv", "all_to_all", "rpc", "a Ray actor", "a Ray actor, whole calls")
 STRATEGIES = ("superbatch", "ginex", "ondemand")
@@ -198,24 +196,18 @@ def epochs(rank: int, job: dict[str, Any]) -> dict[str, Any]:
 
 def together(job: dict[str, Any], joined: Link | None = None, n_ranks: int = 2) -> dict[str, Any]:
     """Run the ranks; return what rank 0 found."""
+
+    def before(rank: int) -> list[str]:
+        return [] if joined is None else joined.command(rank)
+
+    def more(rank: int) -> dict[str, str]:
+        device = "lo" if joined is None else joined.devices[rank]
+        return {"GLOO_SOCKET_IFNAME": device, "TP_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
+
     with tempfile.TemporaryDirectory(prefix="shards-") as meets:
-        ranks = []
-        for rank in range(n_ranks):
-            before = [] if joined is None else joined.command(rank)
-            device = "lo" if joined is None else joined.devices[rank]
-            text = json.dumps({**job, "meets": meets, "rank": rank})
-            env = {**os.environ, "GLOO_SOCKET_IFNAME": device, "TP_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
-            command = [*before, sys.executable, "-m", __spec__.name, "--rank", text]
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
-        try:
-            said = [each.communicate()[0] for each in ranks]
-        finally:
-            for each in ranks:
-                each.kill()
-                each.wait()
-    if any(each.returncode for each in ranks):
-        raise RuntimeError("a rank has failed; its error is above")
-    return dict(json.loads(said[0].splitlines()[-1]))
+        jobs = [{**job, "meets": meets, "rank": rank} for rank in range(n_ranks)]
+        with start_ranks(__spec__.name, jobs, before=before, more=more) as ranks:
+            return answers(ranks)[0]
 
 
 def make(folder: Path, args: argparse.Namespace, n: int, row_bytes: int, share: float) -> dict[str, Any]:
@@ -324,9 +316,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        given = json.loads(sys.argv[2])
-        print(json.dumps({"calls": calls, "ray": by_ray, "epochs": epochs}[given["what"]](given["rank"], given)))
-    else:
+    children = {"calls": calls, "ray": by_ray, "epochs": epochs}
+    if not answer(lambda job: children[job["what"]](job["rank"], job)):
         sizes = {"nodes": 400_000, "row_bytes": 512, "link_nodes": 100_000, "link_row_bytes": 3072, "seeds": 5000}
         main(run, arguments(__doc__ or "", **sizes, mbit=1000, delay_us=5000, share=90))

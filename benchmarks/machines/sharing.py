@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tools.harness import Report, arguments, main, scratch
+from benchmarks.tools.harness import Report, answer, arguments, main, scratch
 from benchmarks.tools.r22 import generate
+from benchmarks.tools.ranks import line_of, start_ranks, tell
 
 STEPS = ("imported", "done")
 ROWS, LISTS = "cache of 'x'", "neighbor cache"
@@ -38,7 +39,7 @@ def meet(step: str) -> None:
     sys.stdin.readline()
 
 
-def rank_of(job: dict[str, Any]) -> None:
+def rank_of(job: dict[str, Any]) -> dict[str, Any]:
     """Be one rank: report the memory after importing torch and after the batches, and what the budget counts."""
     import torch
 
@@ -63,8 +64,7 @@ def rank_of(job: dict[str, Any]) -> None:
             held, hits = dict(g.memory_report()), g.features["x"].stats()["cache"]["hits"]
             meet("measured")
     caches = {name: held.pop(name) for name in (ROWS, LISTS)}
-    found = {"bytes": used - imported, "caches": caches, "own": sum(held.values()), "hits": hits, "s": seconds}
-    print(json.dumps(found), flush=True)
+    return {"bytes": used - imported, "caches": caches, "own": sum(held.values()), "hits": hits, "s": seconds}
 
 
 def job_seeds(g: Any, job: dict[str, Any]) -> Any:
@@ -76,34 +76,15 @@ def job_seeds(g: Any, job: dict[str, Any]) -> Any:
 
 def together(job: dict[str, Any], n: int, *, is_shared: bool) -> list[dict[str, Any]]:
     """Run ``n`` ranks side by side; return what each reports."""
-    ranks = []
-    for rank in range(n):
-        text = json.dumps({**job, "ranks": n, "rank": rank, "is_shared": is_shared})
-        command = [sys.executable, "-m", __spec__.name, "--rank", text]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    try:
+    jobs = [{**job, "ranks": n, "rank": rank, "is_shared": is_shared} for rank in range(n)]
+    with start_ranks(__spec__.name, jobs, stdin=subprocess.PIPE) as ranks:
         for _ in range(2 * len(STEPS)):
-            said = [_line(each) for each in ranks]
+            said = [line_of(each) for each in ranks]
             assert len(set(said)) == 1, said
-            for each in ranks:
-                assert each.stdin is not None
-                each.stdin.write("\n")
-                each.stdin.flush()
-        found = [_line(each) for each in ranks]
+            tell(ranks, "")
+        found = [json.loads(line_of(each)) for each in ranks]
         assert not any(each.wait() for each in ranks)
         return found
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
-
-
-def _line(rank: subprocess.Popen[str]) -> Any:
-    assert rank.stdout is not None
-    text = rank.stdout.readline()
-    if not text:
-        raise RuntimeError("a rank has failed; its error is above")
-    return json.loads(text)
 
 
 def total(found: list[dict[str, Any]]) -> float:
@@ -153,7 +134,5 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank_of(json.loads(sys.argv[2]))
-    else:
+    if not answer(rank_of):
         main(run, arguments(__doc__ or "", scale=22, ranks=4, percent=20, lists_mib=64, budget=2048))

@@ -42,6 +42,7 @@ import numpy.typing as npt
 
 from benchmarks.tools.drive import direct_rate, fio_random_iops, fio_scan_bandwidth, have_fio
 from benchmarks.tools.harness import (
+    BASE_BYTES,
     Report,
     answer,
     arguments,
@@ -62,7 +63,6 @@ CLASSES = 172
 CHUNK_EDGES = 1 << 21
 BLOCK_ROWS = 1 << 16
 PATTERNS = 4096  # rows that differ beside their ids
-BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
 MARGIN_BYTES = 64 << 20
 MODEL_BYTES = 4 << 30  # of training: a batch's activations and their gradients
 BATCH_SIZE, MEMORY = 1024, 10_000_000_000

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.tools.harness import (
+    BASE_BYTES,
     MARGIN_BYTES,
     Report,
     alternate,
@@ -47,7 +48,6 @@ OF = 10_000_000  # papers, for 16 GiB
 MEMORY = 16 << 30
 CREATE_MEMORY = 2 << 30
 LEAST_CREATE_MEMORY = 64 << 20
-BASE_BYTES = 448 << 20  # of the interpreter and torch, in the control group
 LIST_SHARE = 4  # the part of the memory that featstore has for the lists, where rows come from a memory map
 # Nodes a paper; IGB-heterogeneous has 269,346,174 papers.
 NODES = {"paper": 1.0, "author": 1.03, "fos": 0.00265, "institute": 0.0001, "journal": 0.00018, "conference": 0.000017}

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PAGE_BYTES = 4096
+from benchmarks.tools.harness import PAGE_BYTES
+
 RANDOM_DEPTHS = (256, 512)  # reads in flight that fio is tried with; the reader's default is 512
 SCAN_DEPTHS = (16, 32)  # the same in reads of 1 MiB; extents are read through a window of 32
 

@@ -34,6 +34,7 @@ sys.path[0] = sys.argv.pop(1)
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 PAGE_BYTES = 4096
+BASE_BYTES = 448 << 20  # of the interpreter and torch, in a control group
 GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
 MARGIN_BYTES = 64_000_000  # of resident memory beyond a budget
 LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 N_THREADS = 16
@@ -47,3 +50,13 @@ class MemmapRows:
 
         list(self._pool.map(read, range(0, len(wanted), step)))
         return torch.from_numpy(out)
+
+
+def copied(path: Path, shape: tuple[int, int], blocks: Iterable[npt.NDArray[np.float32]]) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield blocks of rows that are written to a ``.npy`` file, too."""
+    mapped, first = np.lib.format.open_memmap(path, "w+", np.float32, shape), 0
+    for block in blocks:
+        mapped[first : first + len(block)] = block
+        first += len(block)
+        yield block
+    mapped.flush()

@@ -224,6 +224,16 @@ def generate(
     return Workload(directory=folder, **json.loads((folder / "workload.json").read_text()))
 
 
+def scaled(directory: str | Path, scale: int) -> Workload:
+    """Make R22 at another scale: the same share of the nodes are seeds."""
+    return generate(directory, scale, seeds=max(1, round(200_000 * 2.0 ** (scale - 22))))
+
+
+def batch_size(scale: int) -> int:
+    """Return the seeds of a batch that is to R22 at another scale as 1,000 are to R22."""
+    return max(1, 1000 >> (22 - scale))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Make the R-MAT reference workload.")

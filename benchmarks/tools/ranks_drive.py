@@ -21,6 +21,7 @@ import numpy as np
 import featstore
 from benchmarks.tools.drive import fio_random_iops, have_fio
 from benchmarks.tools.harness import PAGE_BYTES, Report, answer, bytes_read_by_kernel
+from benchmarks.tools.ranks import line_of, start_ranks, tell
 
 RANKS = 2
 FANOUTS = [10, 10]
@@ -58,33 +59,14 @@ def rank_of(job: dict[str, Any]) -> dict[str, Any]:
 
 def together(job: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
     """Run ranks side by side, begun at once; return what each found."""
-    ranks = []
-    for rank in range(world_size):
-        command = [sys.executable, "-m", __spec__.name, "--child", json.dumps({**job, "rank": rank, "world_size": world_size})]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    try:
+    jobs = [{**job, "rank": rank, "world_size": world_size} for rank in range(world_size)]
+    with start_ranks(__spec__.name, jobs, stdin=subprocess.PIPE) as ranks:
         for each in ranks:
-            assert _line(each) == "ready\n"
-        begin = time.monotonic() + BEGIN_S
-        for each in ranks:
-            assert each.stdin is not None
-            each.stdin.write(f"{begin}\n")
-            each.stdin.flush()
-        found = [_line(each) for each in ranks]
+            assert line_of(each) == "ready\n"
+        tell(ranks, str(time.monotonic() + BEGIN_S))
+        found = [line_of(each) for each in ranks]
         assert not any(each.wait() for each in ranks), "a rank has failed; its error is above"
         return [json.loads(each) for each in found]
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
-
-
-def _line(rank: subprocess.Popen[str]) -> str:
-    assert rank.stdout is not None
-    text = rank.stdout.readline()
-    if not text:
-        raise RuntimeError("a rank has failed; its error is above")
-    return text
 
 
 def rates(found: list[dict[str, Any]]) -> list[float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import featstore
-from benchmarks.epochs import packing as bench_packing
+from benchmarks.epochs import packing
 from benchmarks.papers.figures.common import Paper, Setting
 from benchmarks.papers.figures.diskgnn_segments import FANOUTS, by_batch, extents_share, reordering, search
 from benchmarks.papers.figures.models import train
@@ -30,11 +30,11 @@ NO_DEVICE = "no device: its cache is the host's, and its compute is left out"
 
 
 @contextmanager
-def benched(at: Setting) -> Iterator[bench_packing.Bench]:
+def benched(at: Setting) -> Iterator[packing.Bench]:
     """The packing benchmark's workload, at the figures' scale."""
     memory = max(128, round(3072 * 2.0 ** (at.scale - 22)))
     args = argparse.Namespace(**{**vars(at.args), "memory": memory, "part": 10 if at.scale >= 18 else 3})
-    bench = bench_packing.Bench(args, at.report, at.folder, at.workload(), at.batch_size)
+    bench = packing.Bench(args, at.report, at.folder, at.workload(), at.batch_size)
     try:
         yield bench
     finally:
@@ -200,7 +200,7 @@ def figure16(at: Setting) -> None:
 def figure17(at: Setting) -> None:
     """Individual packing is that of batches spread over the epoch, counted up by their rows."""
     with benched(at) as bench:
-        disk, batched, alone, _ = bench_packing.both_ways(bench)
+        disk, batched, alone, _ = packing.both_ways(bench)
     each_s = [sum(seconds) for seconds in alone]
     at.row(f"R{at.scale}", "individual", "packing", each_s, "s", rows_s=[rows for _, rows in alone], disk_bytes=disk)
     at.row(f"R{at.scale}", "batched", "packing", batched, "s", "individual", references=each_s)

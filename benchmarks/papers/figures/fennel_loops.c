@@ -1,4 +1,4 @@
-/* The reference of papers.partition_batches: FENNEL as plain loops over an adjacency in memory. A node's neighbours are counted by part, then
+/* The reference of partition_batches: FENNEL as plain loops over an adjacency in memory. A node's neighbours are counted by part, then
  * all parts that were met are compared with the least loaded one, which a heap has first. No blocks, no prefetching. Same parts. */
 
 #include <math.h>

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import featstore
-from benchmarks.epochs import epoch as bench_epoch
+from benchmarks.epochs import epoch
 from benchmarks.papers.figures.common import BASE_BYTES, Paper, Setting
 from benchmarks.tools.harness import PAGE_BYTES, alternate, whole_epoch
 
@@ -62,13 +62,13 @@ def epochs(at: Setting, jobs: dict[str, dict[str, Any]]) -> tuple[dict[str, list
             job = {**job, "limit_s": at.args.seconds}
         elif job["strategy"] != "ondemand":
             job = {"length": max(4, job["n_batches"] // 4), **job}
-        found[name] = at.child(bench_epoch, job, BASE_BYTES + job["memory"])
-        return bench_epoch.epoch_s(found[name], job["n_batches"])
+        found[name] = at.child(epoch, job, BASE_BYTES + job["memory"])
+        return epoch.epoch_s(found[name], job["n_batches"])
 
     seconds = alternate(at.args.runs, {name: (lambda name=name: side(name)) for name in jobs})
     first, *others = found.values()
     for other in others:
-        bench_epoch.check_same(first, other)
+        epoch.check_same(first, other)
     return seconds, found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import featstore
 from benchmarks.papers.figures.common import Graph, Paper, Setting
-from benchmarks.sampling import insitu as bench_insitu
+from benchmarks.sampling import insitu
 from benchmarks.tools.harness import alternate
 from benchmarks.tools.insitu_table import table
 
@@ -55,7 +55,7 @@ def figure5(at: Setting) -> None:
         "memory": max(64 << 20, 4 * n_bytes),
         "batch_size": at.batch_size,
         "batches": n_batches,
-        "lists": n_bytes // bench_insitu.CACHED + 8 * len(graph.indptr) + 8192,
+        "lists": n_bytes // insitu.CACHED + 8 * len(graph.indptr) + 8192,
     }
     for name, fanouts in FANOUTS.items():
         few = {"batches": min(n_batches, 40)}
@@ -67,7 +67,7 @@ def figure5(at: Setting) -> None:
         found: dict[str, dict[str, Any]] = {}
 
         def side(label: str, fanouts: list[int] = fanouts, sides: Any = sides, found: Any = found) -> float:
-            found[label] = at.child(bench_insitu, {**job, "what": "sample", "fanouts": fanouts, **sides[label]})
+            found[label] = at.child(insitu, {**job, "what": "sample", "fanouts": fanouts, **sides[label]})
             return float(found[label]["seconds"]) / found[label]["batches"]
 
         seconds = alternate(at.args.runs, {label: (lambda label=label, side=side: side(label)) for label in sides})

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from benchmarks.tools.harness import Report, alternate, answer, run_child, timed_epoch, whole_epoch
 
+BASE_BYTES = 400 << 20  # of the interpreter and torch, in the control group
 FANOUTS = [10, 10]
 DIM = 512  # float32: rows of 2 KiB, as linux414-calls has them
 BLOCK_ROWS = 1 << 14
-BASE_BYTES = 400 << 20  # of the interpreter and torch, in the control group
 LEAST_MEMORY = 32 << 20  # beside a quarter of the features
 STAGES = ("sample", "plan", "load", "pack", "gather", "update")
 MECHANISMS: dict[str, dict[str, Any]] = {  # each is added to those before it
@@ -74,24 +74,15 @@ def make_work(
 ) -> Work:
     """Create the dataset, with features of its own or random ones, and keep parts of half a batch of seeds each."""
     import featstore
+    from benchmarks.tools.memmap import copied
 
     n, folder = len(indptr) - 1, folder / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     sizes = (min(BLOCK_ROWS, n - first) for first in range(0, n, BLOCK_ROWS))
     blocks = (rng.standard_normal((rows, DIM), dtype=np.float32) for rows in sizes) if blocks is None else blocks
-    mapped = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (n, DIM))
-
-    def copied() -> Iterator[npt.NDArray[np.float32]]:
-        first = 0
-        for block in blocks:
-            mapped[first : first + len(block)] = block
-            first += len(block)
-            yield block
-        mapped.flush()
-
     data = {"seeds": seeds}
-    features = {"x": ((n, DIM), np.float32, copied())}
+    features = {"x": ((n, DIM), np.float32, copied(folder / "x.npy", (n, DIM), blocks))}
     path, k = folder / "graph", max(2, 2 * len(seeds) // batch_size)
     with featstore.OutOfCoreGraph.create(path, indptr, ids, features, data, progress=False, overwrite=True) as g:
         begin = time.perf_counter()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 import featstore
+from benchmarks.tools.communities import draw
 
 PLANTED = "planted communities"
 SEEDS_A_PART = 500
@@ -65,15 +66,8 @@ class Loops:
 def communities(n: int, seed: int = 0) -> tuple[Int64s, npt.NDArray[np.int32], Int64s]:
     """Communities of about 300 nodes with shuffled ids: four of five edges stay inside; half of the nodes are seeds."""
     rng = np.random.default_rng(seed)
-    community = rng.permutation(np.arange(n) // 300)
-    order = np.argsort(community, kind="stable")
-    counts = np.bincount(community)
-    starts = np.cumsum(counts) - counts
-    degrees = np.minimum(3 + 4 * rng.pareto(1.6, n), n // 4).astype(np.int64)
-    of = np.repeat(community, degrees)
-    inside = order[starts[of] + (counts[of] * rng.random(len(of))).astype(np.int64)]
-    ids = np.where(rng.random(len(of)) < 0.8, inside, rng.integers(0, n, len(of))).astype(np.int32)
-    return np.concatenate([[0], np.cumsum(degrees)]), ids, np.sort(rng.choice(n, n // 2, replace=False))
+    _, indptr, ids = draw(rng, n)
+    return indptr, ids.astype(np.int32), np.sort(rng.choice(n, n // 2, replace=False))
 
 
 @contextmanager

@@ -10,10 +10,8 @@ and draws. Accuracy is that of the test nodes after the last epoch, measured by 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +27,7 @@ import torch.distributed as dist
 
 import featstore
 from benchmarks.tools.harness import Report, answer
+from benchmarks.tools.ranks import answers, start_ranks
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.splits import split_seeds
 from featstore.cli.training import evaluate
@@ -111,19 +110,9 @@ def rank_of(job: dict[str, Any]) -> dict[str, Any]:
 def trained_together(job: dict[str, Any]) -> dict[str, Any]:
     """Run all ranks of a way; return what rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(job["world_size"]):
-            text = json.dumps({**job, "rank": rank, "meeting": f"{folder}/meeting"})
-            command = [sys.executable, "-m", __spec__.name, "--child", text]
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        try:
-            found = [each.communicate()[0] for each in ranks]
-            assert not any(each.returncode for each in ranks), "a rank has failed; its error is above"
-        finally:
-            for each in ranks:
-                each.kill()
-                each.wait()
-    return dict(json.loads(found[0].splitlines()[-1]))
+        jobs = [{**job, "rank": rank, "meeting": f"{folder}/meeting"} for rank in range(job["world_size"])]
+        with start_ranks(__spec__.name, jobs) as ranks:
+            return answers(ranks)[0]
 
 
 def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path, row: Callable[..., None]) -> None:
