@@ -5,19 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["draw"]
-
 Int64s = npt.NDArray[np.int64]
 
 
 def draw(rng: np.random.Generator, n: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Draw communities of about 300 nodes with shuffled ids: four of five edges stay inside.
-
-    Returns
-    -------
-    tuple of int64 array
-        The nodes' communities, and the adjacency: ``indptr``, ids.
-    """
+    """Draw communities of about 300 nodes, four of five edges inside: each node's community, indptr and ids of the lists."""
     community = rng.permutation(np.arange(n) // 300)
     order = np.argsort(community, kind="stable")
     counts = np.bincount(community)

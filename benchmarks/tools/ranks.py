@@ -24,18 +24,10 @@ def start_ranks(
     more: Callable[[int], dict[str, str]] = lambda rank: {},
     stdin: int | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start a rank a job, and end those that still run afterwards.
+    """Start a rank of ``module`` (``__spec__.name`` there) for each job, and end those that still run afterwards.
 
-    Parameters
-    ----------
-    module : str
-        The benchmark's name, ``__spec__.name`` there.
-    jobs : iterable of mapping
-        Each goes to its rank as JSON.
-    before, more : callable
-        Words before a rank's command, and variables of its environment beside this process's.
-    stdin : int, optional
-        ``subprocess.PIPE`` where ranks are told something.
+    ``before(rank)`` are words before a rank's command, ``more(rank)`` variables of its environment beside this process's.
+    ``stdin=subprocess.PIPE`` lets ranks be told something.
     """
     started: list[subprocess.Popen[str]] = []
     try:
