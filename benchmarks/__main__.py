@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: every ``bench_*.py``, each in a process of its own; arguments are passed on to all.
+"""``python -m benchmarks``: every script of the topics' folders, each in a process of its own; arguments are passed on to all.
 
 Figures of the papers that carry a promise of the project (``python -m benchmarks.papers``) run after them, at the promise's size.
 """
@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.results import TOPICS
+
+LONG = {"choices.convergence", "choices.defaults", "sizes.papers100m"}  # run by themselves, with options of their own
 PROMISED = {  # by paper
     "diskgnn": ("--table", "7"),
     "outre": ("--table", "3", "--figure", "5"),
@@ -16,16 +19,21 @@ PROMISED = {  # by paper
 }
 
 
+def scripts() -> list[str]:
+    """Name all that run: ``rows.gather``, …, topic by topic."""
+    folder = Path(__file__).parent
+    paths = [path for topic in TOPICS for path in sorted((folder / topic).glob("[!_]*.py"))]
+    return [name for path in paths if (name := f"{path.parent.name}.{path.stem}") not in LONG]
+
+
 def main() -> int:
     """Run all benchmarks and return the number that failed or missed a target."""
-    folder, failed = Path(__file__).parent, []
-    jobs = {script.name: [str(script)] for script in sorted(folder.glob("bench_*.py"))}
-    jobs |= {
-        f"papers {name}": [str(folder / "papers" / "__main__.py"), name, "--scale", "22", *of] for name, of in PROMISED.items()
-    }
-    for name, words in jobs.items():
+    failed = []
+    jobs = [[name] for name in scripts()] + [["papers", name, "--scale", "22", *of] for name, of in PROMISED.items()]
+    for module, *words in jobs:
+        name = " ".join([module, *words[:1]])
         print(f"# {name}", file=sys.stderr, flush=True)
-        if subprocess.run([sys.executable, *words, *sys.argv[1:]], check=False).returncode:
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *words, *sys.argv[1:]], check=False).returncode:
             failed.append(name)
     if failed:
         print(f"failed or missed a target: {', '.join(failed)}", file=sys.stderr)

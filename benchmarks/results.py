@@ -21,23 +21,14 @@ ROOT = Path(__file__).absolute().parent.parent
 KEPT, PAGE, PLOTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "plots"
 BOUNDS = ROOT / "docs" / "bounds.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.results write` -->", "<!-- until here -->"
-# Benchmarks by topic, in the order of the table.
-TOPICS: dict[str, tuple[str, ...]] = {
-    "rows": ("gather",),
-    "sampling": ("sampling", "chunks", "insitu"),
-    "epochs": ("epoch", "packing", "planner", "house"),
-    "choices": ("auto", "division", "defaults"),
-    "sizes": ("growth", "papers100m", "types"),
-    "papers": ("outre", "pagraph", "papers"),
-    "machines": ("ranks", "shards", "sharing"),
-    "data": ("aggregate", "infer", "import", "tables", "pyg"),
-}
+TOPICS = ("rows", "sampling", "epochs", "choices", "sizes", "papers", "machines", "data")  # folders, in the order of the table
 MOST_BARS = 40  # of a plot
 HEAD = """# Bounds: what was promised, and what was measured?
 
 `python -m benchmarks.results write` makes this page of the figures in `benchmarks/results`. A figure is the median of its runs,
 whose number is in brackets, beside the reference that took turns with it, or a value in its unit where there is no reference.
-Bold: missed. [Performance](performance.md) says what limits each part, and what you can turn.
+Bold: missed. `python -m benchmarks.` goes before a command. [Performance](performance.md) says what limits each part, and
+what you can turn.
 """
 Line = dict[str, Any]
 
@@ -53,12 +44,11 @@ def file_of(name: str) -> Path:
 
 
 def topic_of(line: Line) -> str:
-    """Find the topic of a figure by the benchmark that its command names; KeyError: it is in none."""
-    script = re.sub(r"^bench_", "", line["command"].split()[0])
-    for topic, scripts in TOPICS.items():
-        if script in scripts:
-            return topic
-    raise KeyError(f"{line['command']}: a benchmark of no topic; name it in TOPICS")
+    """Find the topic of a figure by the folder that its command names; KeyError: it is none of them."""
+    topic = re.split(r"[. ]", line["command"], maxsplit=1)[0]
+    if topic not in TOPICS:
+        raise KeyError(f"{line['command']}: a benchmark of no topic; name its folder in TOPICS")
+    return topic
 
 
 def key_of(line: Line) -> tuple[str, str]:

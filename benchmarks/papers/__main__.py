@@ -13,10 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the harness and its modules, as for a script beside them
-
-from harness import Report, arguments, machine, scratch
-from papers.common import REAL_SCALE, Paper, Setting, as_text, draw
+from benchmarks.papers.figures.common import REAL_SCALE, Paper, Setting, as_text, draw
+from benchmarks.tools.harness import Report, arguments, machine, scratch
 
 PAPERS = ("ginex", "diskgnn", "outre", "pagraph", "insitu")
 SIZES = {  # what single figures take; those of 0 follow from the scale
@@ -65,7 +63,7 @@ def chosen(args: argparse.Namespace, paper: Paper) -> list[str]:
 def main() -> None:
     """Measure, print and draw."""
     args = parse()
-    paper: Paper = importlib.import_module(f"papers.{args.paper}").PAPER
+    paper: Paper = importlib.import_module(f"benchmarks.papers.figures.{args.paper}").PAPER
     if args.list:
         print(paper.contents())
         return

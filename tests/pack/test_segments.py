@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.papers.segment_traffic import traffic
+from benchmarks.papers.figures.segment_traffic import traffic
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.pack.segments import Segment, Stored, segments, shortest_segments, stored_bytes, stored_rows

@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import featstore
-from benchmarks.papers.segment_traffic import traffic
+from benchmarks.papers.figures.segment_traffic import traffic
 from featstore.pack.layout import Layout, find_layouts
 from featstore.pack.nodedata import NodeData, is_carried
 from featstore.plan.trace import Trace

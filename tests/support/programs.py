@@ -96,9 +96,11 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as ``python -W error script arguments`` would in ``cwd``, and return what it printed and its exit status.
 
+    Where ``script`` is ``"-m"``, the first of the arguments is a module's name.
     Warnings whose message begins like one of ``ignored`` are no errors. What the import of featstore and of torch
     does is not seen here, nor what happens when an interpreter ends. Drives are measured on a small file, as in other tests.
-    Where it ``starts_programs``, those that it runs by ``subprocess`` as ``[sys.executable, script, ...]`` are forks, too.
+    Where it ``starts_programs``, those that it runs by ``subprocess`` as ``[sys.executable, script, ...]`` are forks, too, as are
+    those of ``[sys.executable, "-m", module, ...]``.
     """
     line = [os.fspath(script), *map(str, arguments)]
     target = _program_with_children if starts_programs else _program
@@ -213,9 +215,14 @@ def _run_script(line: list[str]) -> None:
     from featstore.storage import drive
 
     drive.SCRATCH_BYTES = 1 << 20
-    sys.argv[:] = line
-    sys.path.insert(0, os.path.dirname(os.path.abspath(line[0])))
-    runpy.run_path(line[0], run_name="__main__")
+    if line[0] == "-m":
+        sys.argv[:] = line[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(line[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = line
+        sys.path.insert(0, os.path.dirname(os.path.abspath(line[0])))
+        runpy.run_path(line[0], run_name="__main__")
 
 
 # A program that starts others has threads, which no fork may have. It runs in a fork of this fork, which forks what it asks for.
@@ -327,7 +334,7 @@ class _Forks:
         return _Piped(self, script, options if prepare is None else {**options, "preexec_fn": prepare})
 
     def _is_known(self, command: Sequence[str], options: dict[str, Any]) -> bool:
-        is_script = command[0] == sys.executable and os.fspath(command[1]).endswith(".py")
+        is_script = command[0] == sys.executable and (command[1] == "-m" or os.fspath(command[1]).endswith(".py"))
         path = (options.get("env") or os.environ).get("PYTHONPATH")
         is_of_tree = path == os.environ.get("PYTHONPATH")  # whose library this fork has imported
         return bool(is_script and is_of_tree and options.get("stdout") == subprocess.PIPE and options.get("text"))

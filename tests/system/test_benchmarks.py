@@ -15,39 +15,43 @@ import pytest
 import torch
 
 import featstore
-from benchmarks.memmap import MemmapRows
+from benchmarks.__main__ import LONG, scripts
+from benchmarks.results import TOPICS
+from benchmarks.tools.memmap import MemmapRows
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
+SCRIPTS = scripts()
 FIELDS = {"name", "value", "unit", "reference", "ratio", "runs", "machine"}
 ASKS_FIO = {  # a group of each script that fio is a reference of
-    "bench_epoch.py": "preparation",
-    "bench_gather.py": "cold",
-    "bench_growth.py": "open",
-    "bench_insitu.py": "reading",
-    "bench_packing.py": "extents",
+    "epochs.epoch": "preparation",
+    "rows.gather": "cold",
+    "sizes.growth": "open",
+    "sampling.insitu": "reading",
+    "epochs.packing": "extents",
 }
-PLOTTING = {"bench_outre.py"}
+PLOTTING = {"papers.partition_batches"}
+OF_TOPICS = re.compile(rf"^ *from benchmarks\.(?:{'|'.join(TOPICS)})\b", re.MULTILINE)
 Figures = list[dict[str, Any]]
 # But for one that takes the drive's best rate, which is the library's own where fio is not there.
-FIO_SCRIPTS = {script for script in SCRIPTS if "fio" in (BENCHMARKS / script).read_text()} - {"bench_infer.py"}
+FIO_SCRIPTS = {each for each in SCRIPTS if "fio" in BENCHMARKS.joinpath(*each.split(".")).with_suffix(".py").read_text()}
+FIO_SCRIPTS.remove("data.infer")
 # Those that run long, most of it to start processes: make test runs some of their groups, make stress all of them at once.
 GROUPS = {
-    "bench_auto.py": ["10"],
-    "bench_division.py": [],
-    "bench_epoch.py": ["hidden"],
-    "bench_gather.py": ["widths", "blocks"],
-    "bench_growth.py": [],  # what asks for fio suffices
-    "bench_house.py": ["rows"],
-    "bench_insitu.py": ["reading"],
-    "bench_outre.py": ["accuracy", "lists"],
-    "bench_packing.py": ["epochs"],
-    "bench_pyg.py": ["cost"],
-    "bench_ranks.py": ["export", "drive", "planted"],
-    "bench_types.py": ["accuracy", "streamed"],
+    "choices.auto": ["10"],
+    "choices.division": [],
+    "epochs.epoch": ["hidden"],
+    "rows.gather": ["widths", "blocks"],
+    "sizes.growth": [],  # what asks for fio suffices
+    "epochs.strategies": ["rows"],
+    "sampling.insitu": ["reading"],
+    "papers.partition_batches": ["accuracy", "lists"],
+    "epochs.packing": ["epochs"],
+    "data.pyg": ["cost"],
+    "machines.ranks": ["export", "drive", "planted"],
+    "sizes.types": ["accuracy", "streamed"],
 }
 
 
@@ -82,9 +86,9 @@ def check_lines(text: str) -> list[dict[str, Any]]:
 def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
     """Run a benchmark at its smallest size; return its figures and what it wrote to stderr."""
     out = tmp_path / "out.jsonl"
-    line = ["--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
+    line = [f"benchmarks.{script}", "--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
     options: dict[str, Any] = {"cwd": tmp_path, "starts_programs": True, "PYTHONPATH": str(BENCHMARKS.parent)}
-    done = run_program(BENCHMARKS / script, *line, **options, **environment)
+    done = run_program("-m", *line, **options, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = check_lines(done.stdout)
     assert figures == check_lines(out.read_text())
@@ -241,7 +245,7 @@ def both_sides_train_and_their_means_are_compared(figures: Figures) -> None:
 @pytest.mark.parametrize(("script", "only"), runs(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
-    is_plotted = script == "bench_outre.py" and only in ("", "accuracy")
+    is_plotted = script == "papers.partition_batches" and only in ("", "accuracy")
     more = ("--only", only) if only else ()
     figures, errors = run_script(script, tmp_path, *more, *(("--plot", str(plot)) if is_plotted else ()))
     assert [figure for figure in figures if "missing" in figure] == []
@@ -250,17 +254,17 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     name = model[1].strip() if model else platform.machine()
     assert all(str(figure["machine"]).startswith(name) for figure in figures)
     assert f"# {figures[0]['machine']}\n" in errors
-    if script == "bench_planner.py":
+    if script == "epochs.planner":
         simulate_is_timed_with_both_widths(figures)
-    if script == "bench_sampling.py":
+    if script == "sampling.samplers":
         edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures)
-    if script == "bench_ranks.py":
+    if script == "machines.ranks":
         what_ranks_promise_holds_where_it_is_counted(figures, only)
-    if script == "bench_types.py" and only != "streamed":
+    if script == "sizes.types" and only != "streamed":
         both_sides_train_and_their_means_are_compared(figures)
-    if script == "bench_types.py" and only != "accuracy":
+    if script == "sizes.types" and only != "accuracy":
         types_are_created_within_their_memory(figures)
-    if script == "bench_outre.py":
+    if script == "papers.partition_batches":
         for check in OUTRE[only]:
             check(figures)
     if script in PLOTTING:
@@ -270,7 +274,7 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
 
 @pytest.mark.stress
 def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path) -> None:
-    figures, errors = run_script("defaults.py", tmp_path, "--json")
+    figures, errors = run_script("choices.defaults", tmp_path, "--json")
     names = [str(figure["name"]) for figure in figures]
     title = "R12, a quarter of the rows (257 MiB), an epoch of "
     sides = ["default loader", 'strategy="auto"', "featstore train", "a memory map read by 16 threads"]
@@ -294,7 +298,7 @@ def test_defaults_stand_beside_the_best_strategy_and_a_memory_map(tmp_path: Path
 
 def test_defaults_draw_seconds_against_memory(tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
-    figures, _ = run_script("defaults.py", tmp_path, "--json", "--curve", str(picture))
+    figures, _ = run_script("choices.defaults", tmp_path, "--json", "--curve", str(picture))
     sides = ["np.memmap", "ondemand frequency", "superbatch belady", "streamed belady", "default loader"]
     shares = ["12%", "50%", "150%"]
     assert [figure["name"] for figure in figures] == [
@@ -307,7 +311,7 @@ def test_defaults_draw_seconds_against_memory(tmp_path: Path) -> None:
 def test_papers100m_stands_beside_what_drive_and_cores_take(one: str, tmp_path: Path) -> None:
     words = "epoch,10-10-10,chunked"
     (tmp_path / "scratch").mkdir()
-    rates, *figures = run_script("papers100m.py", tmp_path, "--folder", str(tmp_path / "graph"), "--only", one + words)[0]
+    rates, *figures = run_script("sizes.papers100m", tmp_path, "--folder", str(tmp_path / "graph"), "--only", one + words)[0]
     strategies = {"packed"} if one else {"auto", "streamed", "superbatch", "ondemand", "packed"}
     assert {figure["name"] for figure in figures} == {", ".join([each, *words.split(",")]) for each in strategies}
     for figure in figures:
@@ -322,7 +326,7 @@ def test_papers100m_stands_beside_what_drive_and_cores_take(one: str, tmp_path: 
 def test_papers_of_mag240m_have_their_width(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     line = ("--folder", str(tmp_path / "graph"), "--shape", "mag240m", "--only", "auto,neighbor,15-10-5,csc", "--train")
-    _, figure, trained = run_script("papers100m.py", tmp_path, *line)[0]
+    _, figure, trained = run_script("sizes.papers100m", tmp_path, *line)[0]
     with featstore.open(next((tmp_path / "graph").iterdir()), memory="64MiB") as g:
         assert g.features["x"].shape[1] == 768
         assert g.num_nodes == round(121_751_666 / 2**15)
@@ -333,7 +337,7 @@ def test_papers_of_mag240m_have_their_width(tmp_path: Path) -> None:
 
 @pytest.mark.stress
 def test_convergence_compares_batches_and_frozen_samples(tmp_path: Path) -> None:
-    figures, errors = run_script("convergence.py", tmp_path, "--json", "--frozen", "--only", "default,macro of 2,frozen")
+    figures, errors = run_script("choices.convergence", tmp_path, "--json", "--frozen", "--only", "default,macro of 2,frozen")
     reference, default, few, frozen = figures
     assert [figure["reference"] for figure in figures] == [None, *["random batches, in points of accuracy"] * 3]
     assert few["rows_ratio"] < default["rows_ratio"] <= 1 == frozen["rows_ratio"]
@@ -393,25 +397,25 @@ def test_benchmark_runs_without_fio(script: str, only: str, tmp_path: Path) -> N
     """Figures against fio say that it is absent, and all others are complete."""
     figures, errors = run_script(script, tmp_path, *(("--only", only) if only else ()), PATH=stand_in(tmp_path, has_fio=False))
     missing = [str(figure["missing"]) for figure in figures if "missing" in figure]
-    asks = only in ("", "blocks", ASKS_FIO[script]) or script == "bench_packing.py"
+    asks = only in ("", "blocks", ASKS_FIO[script]) or script == "epochs.packing"
     assert ("fio is not installed" in errors) == asks
     assert bool(missing) == asks
     assert len(figures) > len(missing)
     assert not [figure for figure in figures if "fio" in str(figure["reference"])]
     assert all("fio" in reference for reference in missing)
-    if script == "bench_epoch.py":
+    if script == "epochs.epoch":
         for check in EPOCHS[only]:
             check(figures)
-    if script == "bench_growth.py" and not only:
+    if script == "sizes.growth" and not only:
         memory_that_is_tight_has_passes(figures)
-    if script == "bench_insitu.py" and not only:
+    if script == "sampling.insitu" and not only:
         large_graphs_stay_within_their_memory(figures)
-    if script == "bench_packing.py":
+    if script == "epochs.packing":
         frozen_epochs_have_a_bound_without_fio(figures)
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(script, marks=[pytest.mark.stress] * (script == "bench_epoch.py")) for script in sorted(FIO_SCRIPTS)]
+    "script", [pytest.param(script, marks=[pytest.mark.stress] * (script == "epochs.epoch")) for script in sorted(FIO_SCRIPTS)]
 )
 def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
     """A stand-in is fio where it is there. One group that asks for it is enough: without it, the whole script runs."""
@@ -425,7 +429,7 @@ def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
 @pytest.mark.stress
 def test_a_ray_actor_is_asked_beside_gloo(tmp_path: Path) -> None:
     """Over the loopback device, and over the link where there can be one."""
-    figures, errors = run_script("bench_shards.py", tmp_path, "--only", "calls")
+    figures, errors = run_script("machines.shards", tmp_path, "--only", "calls")
     engines = ["sharded", "send and recv", "all_to_all", "rpc", "a Ray actor", "a Ray actor, whole calls"]
     has_link = "the link is left out" not in errors
     names = [str(figure["name"]).rsplit(": ", 1) for figure in figures]
@@ -438,7 +442,7 @@ def test_a_ray_actor_is_asked_beside_gloo(tmp_path: Path) -> None:
 def test_two_trees_are_compared_in_turn(tmp_path: Path) -> None:
     """Here both are this one: they load the same rows."""
     line = ("--only", "epochs", "--strategy", "superbatch", "--beside", str(BENCHMARKS.parent))
-    (figure,), _ = run_script("bench_house.py", tmp_path, *line)
+    (figure,), _ = run_script("epochs.strategies", tmp_path, *line)
     assert figure["reference"] == "the other tree, in turn"
     assert figure["target"] == "<= 1.03"
     assert figure["loads_equal"]
@@ -447,15 +451,15 @@ def test_two_trees_are_compared_in_turn(tmp_path: Path) -> None:
 
 
 def test_the_large_graph_has_its_longest_wait(tmp_path: Path) -> None:
-    (figure,), _ = run_script("bench_house.py", tmp_path, "--only", "large", "--large")
+    (figure,), _ = run_script("epochs.strategies", tmp_path, "--only", "large", "--large")
     assert figure["reference"] is None
     assert 0 < figure["longest_wait_s"][0] <= figure["value"]
     assert figure["superbatch"]["passes"] >= 1
 
 
 def test_what_needs_a_gpu_is_measured_or_said_to_be_skipped(tmp_path: Path) -> None:
-    line = ["--tiny", "--scratch", tmp_path / "scratch", "--only", "gpu"]
-    done = run_program(BENCHMARKS / "bench_pagraph.py", *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
+    line = ["benchmarks.papers.device", "--tiny", "--scratch", tmp_path / "scratch", "--only", "gpu"]
+    done = run_program("-m", *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
     assert done.returncode == 0, done.stderr
     skipped = [line for line in done.stderr.splitlines() if line.startswith("skipped, no GPU: ")]
     if torch.cuda.is_available():
@@ -470,22 +474,30 @@ def test_what_needs_a_gpu_is_measured_or_said_to_be_skipped(tmp_path: Path) -> N
 def test_real_graphs_come_from_a_folder_that_is_named(tmp_path: Path) -> None:
     """Nothing is looked for beside the checkout."""
     for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
-        line = ["--scratch", tmp_path / "scratch", "--only", "accuracy", *given]
-        script = BENCHMARKS / "bench_outre.py"
-        done = run_program(script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), FEATSTORE_GRAPHS="")
+        line = ["benchmarks.papers.partition_batches", "--scratch", tmp_path / "scratch", "--only", "accuracy", *given]
+        done = run_program("-m", *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), FEATSTORE_GRAPHS="")
         assert done.returncode != 0
         assert message in done.stderr
 
 
 def test_every_part_has_a_benchmark() -> None:
     assert ASKS_FIO.keys() == FIO_SCRIPTS
-    assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
+    assert {each.split(".")[0] for each in SCRIPTS} == set(TOPICS)
+    assert {path.parent.name for path in BENCHMARKS.glob("*/__init__.py")} == {*TOPICS, "tools"}
+
+
+def test_folders_are_topics_of_scripts_beside_the_tools() -> None:
+    """What lies in a topic's folder runs as a module; what scripts share lies in tools, which know none of them."""
+    for script in {*SCRIPTS, *LONG}:
+        assert 'if __name__ == "__main__"' in BENCHMARKS.joinpath(*script.split(".")).with_suffix(".py").read_text(), script
+    assert not [path for path in (BENCHMARKS / "tools").glob("*.py") if re.search(OF_TOPICS, path.read_text())]
+    assert {path.name for path in BENCHMARKS.rglob("*.py") if "sys.path." in path.read_text()} == {"harness.py", "realgraphs.py"}
 
 
 HARNESS = """
-import sys; sys.path.insert(0, sys.argv[1])
-import drive, harness, pathlib, torch
-from harness import Report, alternate, median_ratio, timed_epoch, whole_epoch
+import pathlib, torch
+from benchmarks.tools import drive, harness
+from benchmarks.tools.harness import Report, alternate, median_ratio, timed_epoch, whole_epoch
 order = []
 results = alternate(3, {"a": lambda: order.append("a") or 4.0, "b": lambda: order.append("b")}, warm_up=1)
 assert order == list("abbaabba") and results["a"] == [4.0] * 3 and all(0 <= s < 60 for s in results["b"]), (order, results)
@@ -545,7 +557,7 @@ def test_one_map_serves_all_benchmarks() -> None:
 
 def test_harness(tmp_path: Path) -> None:
     (tmp_path / "harnessed.py").write_text(HARNESS)
-    done = run_program(tmp_path / "harnessed.py", BENCHMARKS, cwd=tmp_path)
+    done = run_program(tmp_path / "harnessed.py", cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
     assert done.returncode == 0, done.stderr
     first, second, third = check_lines(done.stdout)
     assert (first["value"], first["met"]) == (2.0, False)

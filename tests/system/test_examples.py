@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import featstore
+from benchmarks.tools import r22
 from tests.support.programs import OF_PYG, run_program
 from tests.support.ranks import held_port, torchrun, two_forks
 from tests.support.sampled import covering
@@ -401,14 +402,8 @@ def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
     assert second.read.reads == 0
 
 
-@pytest.fixture
-def r22(monkeypatch):
-    monkeypatch.syspath_prepend(os.fspath(ROOT / "benchmarks"))
-    return importlib.import_module("r22")
-
-
 @pytest.mark.parametrize("scale", [2, 11, 12])
-def test_the_reference_workload(tmp_path, r22, scale):
+def test_the_reference_workload(tmp_path, scale):
     """R-MAT: in-CSC without duplicates, seeds with in-edges, the same from the same seed, features by the rule."""
     work = r22.generate(tmp_path / "a", scale)
     n = work.num_nodes
@@ -431,7 +426,7 @@ def test_the_reference_workload(tmp_path, r22, scale):
     assert r22.generate(tmp_path / "a", scale) == work
 
 
-def test_rmat_is_skewed_as_it_should(r22):
+def test_rmat_is_skewed_as_it_should():
     """The top bits of source and destination, before ids are permuted, have the probabilities of the recursion: degrees tell."""
     scale, n_edges = 10, 400_000
     drawn = np.concatenate(list(r22.rmat_chunks(scale, n_edges, 1))).astype(np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.support.programs import run_program
 pytestmark = pytest.mark.usefixtures("_program_server")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "benchmarks" / "papers" / "__main__.py"
 PAPERS = ("ginex", "diskgnn", "outre", "pagraph", "insitu")
 WANTED = {  # what each paper's readers look for
     "ginex": {f"figure {n}" for n in (4, 5, 6, *range(14, 20))},
@@ -36,8 +34,8 @@ LONG = {  # those that start processes or train: make stress runs them
 def run(paper: str, tmp_path: Path, *more: str) -> list[dict[str, Any]]:
     """Measure figures at the smallest size; return their lines, each of which stands in the printed tables."""
     out = tmp_path / "out.jsonl"
-    line = [paper, "--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
-    done = run_program(PROGRAM, *line, cwd=tmp_path, starts_programs=True, PYTHONPATH=str(ROOT), FEATSTORE_GRAPHS="")
+    line = ["benchmarks.papers", paper, "--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
+    done = run_program("-m", *line, cwd=tmp_path, starts_programs=True, PYTHONPATH=str(ROOT), FEATSTORE_GRAPHS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not any((tmp_path / "scratch").iterdir()), "generated data is removed"
     lines = [json.loads(text) for text in out.read_text().splitlines()]
@@ -64,11 +62,7 @@ def points(lines: list[dict[str, Any]], what: str, unit: str) -> dict[tuple[str,
 @pytest.fixture(scope="module")
 def papers() -> dict[str, Any]:
     """The papers' declarations."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return {name: importlib.import_module(f"papers.{name}").PAPER for name in PAPERS}
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+    return {name: importlib.import_module(f"benchmarks.papers.figures.{name}").PAPER for name in PAPERS}
 
 
 def test_every_figure_is_measured_documented_and_tested(papers: dict[str, Any]) -> None:
@@ -87,7 +81,7 @@ def test_every_figure_is_measured_documented_and_tested(papers: dict[str, Any]) 
 
 
 def test_what_is_not_there_is_said(papers: dict[str, Any]) -> None:
-    program = importlib.import_module("papers.__main__")
+    program = importlib.import_module("benchmarks.papers.__main__")
     for words, message in (
         (["diskgnn", "--figure", "15"], "figure 15, is not measured: it needs a second drive"),
         (["diskgnn", "--figure", "99"], "has no figure 99"),

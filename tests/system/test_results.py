@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import harness, results
+from benchmarks import results
+from benchmarks.tools import harness
 
 MACHINE = "AMD EPYC (family 26, model 2), 2 cores, 24 GiB, Linux 6.18"
 
@@ -28,7 +30,7 @@ def line(name: str, ratio: float | None, target: str, **more: Any) -> dict[str, 
         "target": target,
         "met": met,
     }
-    return {**found, "machine": MACHINE, "commit": "0123abcd", "command": "bench_gather --only hot", **more}
+    return {**found, "machine": MACHINE, "commit": "0123abcd", "command": "rows.gather --only hot", **more}
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_figure_beside_two_references_is_two_figures(places: Path) -> None:
     assert [each["reference"] for each in kept] == ["a memory map", "fio"]
 
 
-@pytest.mark.parametrize("wrong", [{"tiny": True}, {"commit": "0123abcd+"}, {"commit": ""}, {"command": "bench_unknown"}])
+@pytest.mark.parametrize("wrong", [{"tiny": True}, {"commit": "0123abcd+"}, {"commit": ""}, {"command": "unknown.gather"}])
 def test_figures_that_show_nothing_are_refused(places: Path, wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         results.main(["keep", str(lines_file(places, line("a", 1.0, "<= 1.1"), line("b", 1.0, "<= 1.1", **wrong)))])
@@ -73,7 +75,7 @@ def test_figures_that_show_nothing_are_refused(places: Path, wrong: dict[str, An
 
 @pytest.mark.shares_resources  # matplotlib keeps its fonts open
 def test_the_table_counts_bounds_and_the_page_has_them_all(places: Path) -> None:
-    hot, value = line("hot rows", 0.9, ">= 0.95"), line("first batch", None, "<= 2.5", reference=None, command="papers100m")
+    hot, value = line("hot rows", 0.9, ">= 0.95"), line("first batch", None, "<= 2.5", reference=None, command="sizes.papers100m")
     results.keep(
         [
             lines_file(
@@ -89,7 +91,7 @@ def test_the_table_counts_bounds_and_the_page_has_them_all(places: Path) -> None
     assert "| [rows](bounds.md#rows) | 2 of 3 (0123abcd) |" in page
     assert "| [sizes](bounds.md#sizes) | 0 of 1 (0123abcd) |" in page
     of_all = (places / "bounds.md").read_text()
-    assert "| hot rows | fio | >= 0.95 | **0.9** (1) | `bench_gather --only hot` |" in of_all
+    assert "| hot rows | fio | >= 0.95 | **0.9** (1) | `rows.gather --only hot` |" in of_all
     assert "| cold rows | fio | >= 0.95 | 1.2 (1) |" in of_all
     assert "| first batch | s | <= 2.5 | **3** (1) |" in of_all
     drawn = (places / "plots" / "bounds-rows.svg").read_text()
@@ -124,11 +126,11 @@ def test_distance_from_a_bound(ratio: float, target: str, times: float) -> None:
     assert results.distance(line("a", ratio, target)) == times
 
 
-def test_every_benchmark_has_a_topic() -> None:
-    scripts = [re.sub("^bench_", "", path.stem) for path in (Path(harness.__file__).parent).glob("bench_*.py")]
-    assert len(scripts) > 20
-    for script in scripts:
-        results.topic_of({"command": script})
+def test_kept_commands_are_modules_that_are_there() -> None:
+    """``python -m benchmarks.`` goes before each."""
+    commands = {each["command"].split()[0] for path in results.KEPT.glob("*.jsonl") for each in results.read(path)}
+    assert len(commands) >= 6
+    assert [each for each in commands if importlib.util.find_spec(f"benchmarks.{each}") is None] == []
 
 
 def test_the_page_has_what_is_kept() -> None:
@@ -142,7 +144,7 @@ def test_the_page_has_what_is_kept() -> None:
 
 def test_figures_say_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = [
-        "/x/bench_gather.py",
+        "/x/rows/gather.py",
         "--only",
         "few rows",
         "--out",
@@ -157,7 +159,7 @@ def test_figures_say_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", called)
     harness.Report(tmp_path / "out", silent=True, tiny=True).figure("a", 1.0, "s")
     (found,) = results.read(tmp_path / "out")
-    assert found["command"] == 'bench_gather --only "few rows" --graphs DIR --runs 2'
+    assert found["command"] == 'rows.gather --only "few rows" --graphs DIR --runs 2'
     assert found["tiny"]
     assert re.fullmatch(r"[0-9a-f]{8}\+?|", found["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])

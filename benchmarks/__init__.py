@@ -1,0 +1,1 @@
+"""Benchmarks: a folder a topic, whose modules are scripts, and ``tools``, what they measure with."""

@@ -1,0 +1,1 @@
+"""What the library chooses by itself, beside the best choice by hand."""

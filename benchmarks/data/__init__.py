@@ -1,0 +1,1 @@
+"""Data that are imported, written, or handed to PyG."""

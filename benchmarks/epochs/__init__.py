@@ -1,0 +1,1 @@
+"""Epochs by strategy, packs and plans."""

@@ -1,0 +1,1 @@
+"""What the papers promise; ``python -m benchmarks.papers`` measures their own figures."""

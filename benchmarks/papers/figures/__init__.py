@@ -1,0 +1,1 @@
+"""The papers' figures, a module a paper, and what they share."""

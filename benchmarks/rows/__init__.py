@@ -1,0 +1,1 @@
+"""Rows of features: gathers, hot and cold."""

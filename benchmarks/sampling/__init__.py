@@ -1,0 +1,1 @@
+"""Sampling, lists in memory and on the drive."""

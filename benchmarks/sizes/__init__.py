@@ -1,0 +1,1 @@
+"""Large graphs, and graphs of several types of nodes."""
