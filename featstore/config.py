@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
@@ -22,13 +22,16 @@ __all__ = [
     "check_flag",
     "check_integer",
     "format_size",
+    "listed",
     "local_ranks",
     "memory_limit",
+    "no_attribute",
     "parse_cache_size",
     "parse_disk",
     "parse_memory",
     "parse_size",
     "processor_quota",
+    "refuse_path",
     "user_path",
 ]
 
@@ -170,6 +173,23 @@ def format_size(n_bytes: int, *, down: bool = False) -> str:
 def user_path(path: str | os.PathLike[str]) -> str:
     """Expand a path that a user gave: ``~`` or ``~name`` at its beginning is a home directory."""
     return os.path.expanduser(os.fsdecode(path))
+
+
+def refuse_path(g: Any) -> None:
+    """Raise TypeError, which says how to open it, if a path is given in place of an open graph."""
+    if isinstance(g, (str, os.PathLike)):
+        raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Write names for a message: ``'a', 'b'``, or ``none``."""
+    return ", ".join(map(repr, names)) or "none"
+
+
+def no_attribute(found: object, name: str, advice: str = "") -> AttributeError:
+    """Make the error of an attribute that is missing, with advice on what to use instead."""
+    text = f"{type(found).__name__!r} object has no attribute {name!r}"
+    return AttributeError(f"{text}; {advice}" if advice else text, name=name, obj=found)
 
 
 def _cgroups(controller: str) -> Iterator[tuple[Path, bool]]:

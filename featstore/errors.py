@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
+import sys
+import warnings
+from typing import Any, Final
 
 from featstore.config import format_size
 
@@ -27,7 +29,10 @@ __all__ = [
     "StaleError",
     "UnknownNameError",
     "VersionError",
+    "warn",
 ]
+
+_PASSED: Final = frozenset({__name__.partition(".")[0], "contextlib", "functools"})  # packages whose frames warnings skip
 
 
 class FeatstoreError(Exception):
@@ -184,3 +189,11 @@ class BudgetError(FeatstoreError, MemoryError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason, self.needed)
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called the library, however deep the caller of this function is."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -12,11 +12,10 @@ import importlib
 import importlib.metadata
 import pkgutil
 import threading
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from featstore.errors import FeatstoreWarning, PluginError
+from featstore.errors import FeatstoreWarning, PluginError, warn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -173,11 +172,10 @@ class Registry(Generic[Plugin]):
         own = cls.__module__.partition(".")[0]
         others = [point for point in self._entry_points().get(name, []) if point.module.partition(".")[0] != own]
         if others:
-            warnings.warn(
+            warn(
                 f"the {self.kind} {name!r} is {cls.__module__}.{cls.__qualname__}, and entry point {self.group}: "
                 f"{_described(others)}, which has the same name, is not used: it needs another name",
                 FeatstoreWarning,
-                stacklevel=4,
             )
 
     def _load_entry_point(self, name: str) -> type[Plugin]:

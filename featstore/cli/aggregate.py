@@ -8,7 +8,7 @@ from typing import Any
 
 from featstore.cli.arguments import add_making, edge_type, open_graph, positive
 from featstore.cli.output import print_result
-from featstore.config import format_size
+from featstore.config import format_size, listed
 from featstore.graph.derive.aggregate import edges_to_aggregate
 from featstore.graph.passes import OPS
 from featstore.topology.types import edge_name, qualified
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         kind = edges_to_aggregate(graph, options.edge_type, options.op, options.hops)
         full = qualified(kind.src.name, options.feature)
         if full not in graph.features:
-            raise ValueError(f"--feature: the dataset has no {full!r}; it has {sorted(graph.features)}")
+            raise ValueError(f"--feature: the dataset has no {full!r}; it has {listed(sorted(graph.features))}")
         store = graph.aggregate(
             options.feature,
             options.op,

@@ -14,7 +14,7 @@ import torch
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cli.packs import is_pack
 from featstore.cli.recording import seeds_of
-from featstore.config import parse_disk, parse_memory, parse_size, user_path
+from featstore.config import listed, parse_disk, parse_memory, parse_size, user_path
 from featstore.errors import OptionError
 from featstore.estimate.savedio import edges_drawn
 from featstore.graph.dataset import OutOfCoreGraph
@@ -147,7 +147,7 @@ def check_feature(graph: OutOfCoreGraph, name: str) -> None:
     """Raise ValueError if the dataset has no feature of the name given by ``--feature``; NotImplementedError if it has types."""
     graph.refuse_types("this command")
     if name not in graph.features:
-        raise ValueError(f"--feature: the dataset has no {name!r}; it has {sorted(graph.features)}")
+        raise ValueError(f"--feature: the dataset has no {name!r}; it has {listed(sorted(graph.features))}")
 
 
 def edge_type(text: str) -> EdgeKey:

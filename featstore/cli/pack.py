@@ -31,7 +31,7 @@ from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, describe_pack, layout_text, open_pack, pack_bytes, pack_text, target_of
 from featstore.cli.recording import check_target, nodes_with, seeds_of
 from featstore.cli.splits import Labelled
-from featstore.config import format_size, parse_disk
+from featstore.config import format_size, listed, parse_disk
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
@@ -139,7 +139,7 @@ def _pack_dataset(
     labels = [options.labels] if options.labels in labelled.node_data else []  # --seeds needs none
     if not labels and "labels" in getattr(options, "given", ()):
         whose = "the dataset" if seed_type is None else repr(seed_type)
-        raise ValueError(f"--labels: {whose} has no {options.labels!r}; it has {sorted(labelled.node_data)}")
+        raise ValueError(f"--labels: {whose} has no {options.labels!r}; it has {listed(sorted(labelled.node_data))}")
     fields = [name if seed_type is None else qualified(seed_type, name) for name in labels]  # in g.node_data
     disk = None if options.disk is None else parse_disk(options.disk, nodes_with(g, options.feature).n_bytes)
     if options.add_layout:

@@ -12,6 +12,7 @@ import torch
 
 from featstore.cli.arguments import add_opening, add_path, open_graph, positive
 from featstore.cli.output import print_result
+from featstore.config import listed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.selfreliant import SelfReliantParts
 from featstore.partitioning.assign import judge, partition
@@ -107,7 +108,7 @@ def _train_nodes(graph: OutOfCoreGraph, name: str | None) -> torch.Tensor | None
         name = next((each for each in TRAIN if each in graph.node_data), None)
         return None if name is None else graph.node_data[name]
     if name not in graph.node_data:
-        raise ValueError(f"--train: the dataset has no node data {name!r}; it has {sorted(graph.node_data)}")
+        raise ValueError(f"--train: the dataset has no node data {name!r}; it has {listed(sorted(graph.node_data))}")
     return graph.node_data[name]
 
 

@@ -111,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cache sizes: shares of the rows (5%%), rows (20000) or memory (1GiB), with commas between "
         f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
     )
-    parser.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
+    policies = ", ".join(available_policies())
+    parser.add_argument("--policies", metavar="NAMES", help=f"with commas between, of {policies} (default: all)")
     add_path(parser, "--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
     add_history_arguments(parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from featstore.cli.splits import Labelled, no_seeds, split_seeds
+from featstore.config import listed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.typeviews import NodeView
@@ -44,7 +45,7 @@ def seeds_of(g: Labelled, labels: str, name: str | None = None) -> torch.Tensor:
     Nodes without a label are left out (:func:`split_seeds`). ``name`` names other node data with the seeds, ids or a mask,
     whatever their labels.
     """
-    whose, there = repr(g.type) if isinstance(g, NodeView) else "the dataset", f"it has {sorted(g.node_data)}"
+    whose, there = repr(g.type) if isinstance(g, NodeView) else "the dataset", f"it has {listed(sorted(g.node_data))}"
     if name is not None:
         if name not in g.node_data:
             raise ValueError(f"--seeds: {whose} has no node data {name!r}; {there}")
@@ -99,7 +100,7 @@ def rows_asked_for(g: OutOfCoreGraph, feature: str) -> tuple[FeatureStore, NodeR
     types = g.types
     if types.is_one:
         if feature not in g.features:
-            raise ValueError(f"--feature: the dataset has no {feature!r}; it has {sorted(g.features)}")
+            raise ValueError(f"--feature: the dataset has no {feature!r}; it has {listed(sorted(g.features))}")
         return g.features[feature], NodeRows(g.num_nodes)
     kinds = {f"{kind}/{feature}": each for kind, each in types.nodes.items() if feature in g[kind].features}
     if feature in g.features:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from featstore.config import listed
 from featstore.creation.source import dtype_name
 from featstore.sampling.batches import check_seeds
 
@@ -116,5 +117,7 @@ def unknown_splits(names: Iterable[str]) -> list[str]:
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
     """Explain why :func:`split_seeds` found no training seeds."""
     if seeds is None:
-        return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
+        return (
+            f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {listed(sorted(there))}"
+        )
     return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"

@@ -17,7 +17,7 @@ from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.model import HeteroSizes, ModelSizes, Sizes, save_model
 from featstore.cli.recording import check_target
 from featstore.cli.splits import SPLITS, Labelled, class_ids, count_classes, no_seeds, split_seeds
-from featstore.config import format_size
+from featstore.config import format_size, listed
 from featstore.gather.device import check_device
 from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
@@ -133,18 +133,18 @@ def check_fields(
         classified = g[target]
         if labels not in classified.node_data:
             more = where and f"{where} --labels {labels}"
-            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {sorted(classified.node_data)}{more}")
+            raise ValueError(f"labels: {target!r} has no {labels!r}; it has {listed(sorted(classified.node_data))}{more}")
         if not any(qualified(kind, feature) in g.features for kind in g.node_types):
             more = where and f"{where} --feature {feature}"
-            raise ValueError(f"feature: no node type has {feature!r}; there is {sorted(g.features)}{more}")
+            raise ValueError(f"feature: no node type has {feature!r}; there is {listed(sorted(g.features))}{more}")
         return
     if not isinstance(g, PackedGraph):
         for name in edge_features:
             if name not in g.edge_features:
-                raise ValueError(f"edge features: the dataset has no {name!r}; it has {sorted(g.edge_features)}")
+                raise ValueError(f"edge features: the dataset has no {name!r}; it has {listed(sorted(g.edge_features))}")
     for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
         if name not in there:
-            text = f"--{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
+            text = f"--{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {listed(sorted(there))}"
             raise ValueError(text + (where and f"{where} --{what} {name}"))
 
 
@@ -436,7 +436,9 @@ def stage_table(stats: Mapping[str, Any]) -> str:
     lines += [f"{text:<36}{seconds[name]:>10.2f}" for name, text in shown.items()]
     rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
     lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
-    lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
+    for tier, n in stats["hits"].items():
+        size = format_size(n * row_bytes) if row_bytes or not n else ""  # unknown where types have rows of several sizes
+        lines.append(f"{tier:<12}{n:>14,}{size:>14}{n / rows:>9.1%}")
     if stats["hits_lost"]:
         lines.append(f"{stats['hits_lost']:,} planned hits lost: others took the cache's memory back")
     lines.append(

@@ -6,13 +6,13 @@ import contextlib
 import os
 import sys
 import threading
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
 from featstore._core.buffers import Arena
+from featstore.errors import warn
 
 __all__ = ["PinnedArena"]
 
@@ -74,9 +74,8 @@ _warned = threading.Event()
 def _warn(nbytes: int, error: RuntimeError) -> None:
     if not _warned.is_set():
         _warned.set()
-        warnings.warn(
+        warn(
             f"CUDA does not pin {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, by way of the "
             "driver's own, which is slower and holds the thread that copies; see ulimit -l, and the container's memory limit",
             RuntimeWarning,
-            stacklevel=3,
         )

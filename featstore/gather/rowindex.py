@@ -122,6 +122,7 @@ def resolve_rows(index: Any, shape: Sequence[int]) -> tuple[Int64s | range, tupl
             raise IndexError(f"a boolean mask of rows must have shape ({n},), not {ids.shape}")
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
     if kind not in "iu":
-        raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
+        given = ids.dtype if ids.ndim or isinstance(index, (np.ndarray, torch.Tensor)) else type(index).__name__
+        raise TypeError(f"rows are indexed by integers or a boolean mask, not {given}")
     rows = check_rows(ids if ids.ndim == 1 else ids.reshape(-1), n)
     return rows, (ids.shape or None)

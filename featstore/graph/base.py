@@ -155,7 +155,9 @@ class StoredGraph(ShownAsTables, ABC):
         types = self.types
         if not types.is_one:
             if name not in types.nodes:
-                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}")
+                found = next((key for key in types.edges if key[1] == name), None)
+                hint = f"; an edge type is indexed by all of its name, g[{', '.join(map(repr, found))}]" if found else ""
+                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}{hint}")
             features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
             return NodeView(name, types.nodes[name].n, features, node_data)
         if not isinstance(name, str):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from featstore.config import Options, check_flag
+from featstore.config import Options, check_flag, no_attribute
 from featstore.creation import build
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike
@@ -33,6 +33,18 @@ _PUBLIC = (
     *("out_degree", "own_part", "part", "parts", "path", "pool", "reader", "remove_data", "remove_feature", "stale_features"),
     *("topology", "update_data", "verify"),
 )
+_ELSEWHERE = {
+    "degree": "there are in_degree and out_degree",
+    "edata": "edge features are g.edge_features",
+    "edge_index": "g.edges() yields the edges in blocks",
+    "metadata": "PyG's metadata are (g.node_types, g.edge_types)",
+    "ndata": "there are g.features and g.node_data",
+    "num_features": "a feature's width is g.features[name].shape[1]",
+    "num_node_features": "a feature's width is g.features[name].shape[1]",
+    "number_of_edges": "it is num_edges",
+    "number_of_nodes": "it is num_nodes",
+    "x_dict": "features of a type are g[type].features",
+}  # names in other libraries
 
 
 class OutOfCoreGraph(ChangingDataset):
@@ -408,7 +420,7 @@ class OutOfCoreGraph(ChangingDataset):
             for kind in ("features", "node_data", "edge_features"):
                 if name in self.__dict__.get(kind, ()):
                     raise AttributeError(f"a graph has no attribute {name!r}; it has {kind}[{name!r}]", name=name, obj=self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise no_attribute(self, name, _ELSEWHERE.get(name, ""))
 
     def __dir__(self) -> list[str]:
         return sorted({*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))})

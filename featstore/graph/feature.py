@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
 from featstore.cache.table import FeatureCache
-from featstore.config import check_at_least
+from featstore.config import check_at_least, no_attribute
 from featstore.display import Display, ShownAsTables, Stats
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, as_bytes
@@ -144,6 +144,17 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("a FeatureStore is not computed with; read rows, and add to them")
+
+    def __setitem__(self, index: object, rows: object) -> NoReturn:
+        raise TypeError("rows of a FeatureStore are not assigned: store.update(ids, rows) changes the dataset, in one commit")
+
+    if not TYPE_CHECKING:  # for a type checker __getattr__ would define every name
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property failed: with the error of its own
+                return object.__getattribute__(self, name)
+            is_torchs = not name.startswith("_") and hasattr(torch.Tensor, name)
+            raise no_attribute(self, name, "rows are on disk: it is there for store[ids]" if is_torchs else "")
 
     def __contains__(self, value: object) -> bool:
         raise TypeError("a FeatureStore is not searched by value; read rows and compare them")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from featstore.config import format_size
+from featstore.config import format_size, listed
 from featstore.display import Display, Shown, Table
 from featstore.graph.feature import FeatureStore
 
@@ -39,8 +39,13 @@ class Fields(Shown, Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            raise KeyError(f"no {self._what} {name!r}; there is {', '.join(map(repr, self._names)) or 'none'}")
+            kind, _, of = self._what.partition(" of ")
+            raise KeyError(f"no {kind} {name!r}{f' of {of!r}' if of else ''}; there is {listed(self._names)}")
         return self._get(name)
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        method = "add_data" if self._what.startswith("node data") else "add_feature"
+        raise TypeError(f"assignment does not add {self._what} {name!r} to the dataset: g.{method} does")
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -11,9 +11,10 @@ from typing import Any, Final, overload
 import numpy as np
 import torch
 
-from featstore.config import check_flag
+from featstore.config import check_flag, refuse_path
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.creation.steps import FILES
+from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.derive.aggregate import files_of, generous, room_in
@@ -22,7 +23,7 @@ from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
 from featstore.graph.passes import Passes, StoredRows, summed_dtype
 from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
-from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of
+from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of, training_module
 from featstore.inference.output import LayerCosts, Output
 from featstore.ranks import Meeting
 from featstore.storage.doublebuffer import read_ahead
@@ -182,12 +183,16 @@ def run_layers(
     """
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
+    refuse_path(g)
     if not hasattr(g, "topology"):
         raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
     g.refuse_part("infer()")
     if resume is not None and (not isinstance(resume, str) or not resume):
         raise TypeError(f"resume must be a name of this model, such as 'sage-1', not {resume!r}")
     layers = checked(layers, typed=not g.types.is_one)
+    if (training := training_module(layers)) is not None:
+        text = f"layers: a {training} is in training mode, which changes outputs: call model.eval() first"
+        warn(text, FeatstoreWarning)
     of_types = _features_of_types(g, features)
     stored = [g.features[qualified(of, name)].dtype for of, name in of_types.items()]
     usual = torch.float64 if torch.float64 in stored else torch.float32

@@ -18,7 +18,10 @@ from featstore.graph.passes import check_op
 from featstore.sampling.batch import Block
 from featstore.topology.types import EdgeKey
 
-__all__ = ["Aggregate", "Layer", "TypedLayer", "checked", "digest_of_weights", "forms_of"]
+__all__ = ["Aggregate", "Layer", "TypedLayer", "checked", "digest_of_weights", "forms_of", "training_module"]
+
+
+_CHANGING = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)  # their outputs, while they train
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,31 @@ def digest_of_weights(layers: Iterable[Layer]) -> str:
             digest.update(f"{number};".encode())
             _add(digest, function, seen)
     return digest.hexdigest()
+
+
+def training_module(layers: Iterable[Layer]) -> str | None:
+    """Find a module with dropout or batch statistics in training mode among those that layers are, or are bound to."""
+    values: list[Any] = [*layers]
+    seen = set[int]()
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Aggregate):
+            values += [value.apply, value.before]
+        elif isinstance(value, torch.nn.Module):
+            for each in value.modules():
+                if each.training and (isinstance(each, _CHANGING) or _drops(each)):
+                    return type(each).__name__
+        else:
+            values += _bound(value)
+    return None
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    share = getattr(module, "dropout", 0)
+    return isinstance(share, float) and share > 0
 
 
 def _add(digest: xxhash.xxh3_128, value: Any, seen: set[int]) -> None:

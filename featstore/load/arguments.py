@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, listed
 from featstore.pack.packgraph import Graph, PackedGraph
 
 __all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch"]
@@ -20,10 +20,10 @@ def _check_names(
     """
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}{if_no_names}")
+        raise TypeError(f"{what} must be given by name, of {listed(sorted(there))}, not as a {type(names).__name__}{if_no_names}")
     for name in names:
         if name not in there:
-            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{if_missing}")
+            raise ValueError(f"{what}: the graph has no {name!r}; it has {listed(sorted(there))}{if_missing}")
     if len(set(names)) < len(names):
         raise ValueError(f"{what}: a name occurs twice in {list(names)}")
     return tuple(names)

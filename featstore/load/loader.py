@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
-from featstore.config import check_at_least, check_flag, format_size
+from featstore.config import check_at_least, check_flag, format_size, refuse_path
 from featstore.display import MOST_ROWS, Display, ShownAsTables, Table, described
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import memory_errors
@@ -205,6 +205,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        refuse_path(g)
         self._rank, self._world_size = check_ranks(rank, world_size, process_group())
         self._strategy = get_strategy(strategy)
         target = numbered(check_device(device))
@@ -296,7 +297,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         if isinstance(g, PackedGraph):
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
         if sampler is None or seeds is None:
-            raise ValueError(f"strategy {name!r} needs a sampler and seeds")
+            raise ValueError(f"strategy {name!r} needs a sampler and seeds; np.arange(g.num_nodes) are all nodes")
         batches = as_batches(seeds, batch_size, BATCH_SIZE, **options)
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
@@ -359,7 +360,8 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             return Display("<Loader, not made>")  # its constructor raised
         is_here = os.getpid() == self._pid  # else other threads of the parent may have held the locks of the counts
         state = ", closed" if self._closed else "" if is_here else ", of the parent process"
-        title = f"Loader({self._g.path!r}, {len(self):,} batches of {self._runner.context.batches.batch_size}{state})"
+        n, size = len(self), self._runner.context.batches.batch_size
+        title = f"Loader({self._g.path!r}, {n:,} batch{'es' * (n != 1)} of {size}{state})"
         is_used = is_here and not self._closed and not self._g.closed
         return Display(title, [Table(("", ""), [*self._show_options(), *(self._show_use() if is_used else [])])])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from featstore.config import no_attribute
 from featstore.display import Display, ShownAsTables
 from featstore.gather.buffers import memory_errors
 from featstore.load.history import BatchHistory
@@ -20,6 +21,13 @@ __all__ = ["LoadedBatch", "MiniBatch", "Move"]
 
 Self = TypeVar("Self", bound="LoadedBatch")
 Move = Callable[[torch.Tensor], torch.Tensor]
+_PYGS = "batch_size e_id edge_attr edge_index edge_index_dict edge_weight n_id num_nodes x_dict"
+_ELSEWHERE: Final = {
+    **dict.fromkeys(_PYGS.split(), "PyG's batches have it: batch.to_pyg(), or a featstore.adapters.pyg.NeighborLoader"),
+    "cuda": "batch.to('cuda') copies it",
+    "input_nodes": "these are batch.input_ids",
+    "output_nodes": "these are batch.seeds",
+}
 
 
 class LoadedBatch(ShownAsTables, ABC):
@@ -27,6 +35,13 @@ class LoadedBatch(ShownAsTables, ABC):
 
     labels: dict[str, torch.Tensor]
     history: BatchHistory | Any
+
+    if not TYPE_CHECKING:  # for a type checker __getattr__ would define every name
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property failed: with the error of its own
+                return object.__getattribute__(self, name)
+            raise no_attribute(self, name, _ELSEWHERE.get(name, ""))
 
     @property
     def y(self) -> torch.Tensor | Any:  # Any: type checkers ask for no test for None

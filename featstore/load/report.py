@@ -10,6 +10,7 @@ from featstore.config import format_size
 from featstore.display import Display, Stats, Table, described, percent
 from featstore.plotting import COLORS, check_matplotlib, check_plot, shown_figure
 from featstore.sampling.batch import Block, table_of_blocks, table_of_tensors
+from featstore.strategies.lists import ALL_IN_MEMORY
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +31,12 @@ _GATHER = "Reading rows bounds the epoch ({s:.3g} s of gather): give a larger ca
 _GATHER_AHEAD = "Reading rows bounds the epoch ({s:.3g} s of gather): give a larger cache=, or more memory="
 _PACK_ONCE = "Packing bounds the epoch ({s:.3g} s), in one pass over the features: strategy 'packed' packs once for all epochs"
 _COPY = "Copying rows that are in memory bounds the epoch ({s:.3g} s of gather): narrower rows, such as float16, or more threads="
+_SAMPLE_IN_MEMORY = "Sampling bounds the epoch ({s:.3g} s), with all lists in memory: more threads=, or smaller fan-outs"
 ADVICE: Final = {
     "sample": "Sampling bounds the epoch ({s:.3g} s): g.cache_neighbors(), more threads=, or EpochSampler",
     "transfer": "Copies to the device bound the epoch ({s:.3g} s): keep rows there with device_cache=",
     "labels": "Labels bound the epoch ({s:.3g} s): keep them in memory, such as in node data",
-    "edges": "Rows of edges bound the epoch ({s:.3g} s): more memory=, so that they are cached",
+    "edges": "Rows of edges bound the epoch ({s:.3g} s): edge_cache= of a strategy keeps some, edge_features= reads fewer",
     "plan": "Planning bounds the epoch ({s:.3g} s): give more memory=, or more threads=",
     "pack": "Packing bounds the epoch ({s:.3g} s): give more memory=, for fewer passes over the features",
     "load": "Reading samples back bounds the epoch ({s:.3g} s): put run_dir= on a faster drive",
@@ -62,6 +64,8 @@ def advice_on(stats: Mapping[str, Any], asked: int | None = None) -> list[str]:
         text = ADVICE.get(slowest, "")
         if slowest == "pack" and stats.get("superbatch", {}).get("passes") == 1:
             text = _PACK_ONCE
+        if slowest == "sample" and stats.get("lists") == ALL_IN_MEMORY:
+            text = _SAMPLE_IN_MEMORY
         if slowest == "gather":
             is_read = stats["hits"].get("base", 0) > READ_FEW * stats["rows"] or seconds.get("read", 0.0) >= stages["gather"] / 2
             text = _COPY if not is_read else _GATHER_AHEAD if looks_ahead else _GATHER

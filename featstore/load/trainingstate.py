@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from featstore.config import listed
 from featstore.pack.packgraph import Graph
 from featstore.sampling.foreign import check_same_graph, graph_id
 from featstore.sampling.sampledbatches import SampledBatches
@@ -65,8 +66,10 @@ class TrainingState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`to_dict` returned; ValueError: it is of other batches or of another graph."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a loader's state is the dict that state_dict() returned, not a {type(state).__name__}")
         if state.get("version") != 1:
-            raise ValueError(f"not a loader's state: {sorted(state)}")
+            raise ValueError(f"not a loader's state, which state_dict() returns: it has {listed(sorted(map(str, state)))}")
         if state["batches"] != self._batches.digest():
             raise ValueError(
                 "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "

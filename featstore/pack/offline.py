@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, check_flag, parse_disk, user_path
+from featstore.config import check_at_least, check_flag, parse_disk, refuse_path, user_path
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.snapshot import opening_committed
@@ -165,6 +165,7 @@ def sample_offline(
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
+    refuse_path(g)
     epochs, seed = check_at_least("epochs", epochs, 1), check_at_least("seed", seed, 0)
     shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
     if batch_size is not None:

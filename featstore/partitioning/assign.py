@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from featstore._core.partition import edges_inside
-from featstore.config import check_at_least, check_flag
+from featstore.config import check_at_least, check_flag, refuse_path
 from featstore.errors import FeatstoreError, OptionError, PluginError
 from featstore.gather.arrays import id_array
 from featstore.graph.dataset import OutOfCoreGraph
@@ -191,6 +191,7 @@ def partition(
             raise ValueError("keep_lists goes with keep=True: lists are kept with their parts")
         if name is not None:
             check_parts_name(name)
+        refuse_path(g)
         if not hasattr(g, "topology"):
             raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
         g.refuse_types("partition()")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 from featstore.display import Display, Shown, Table
-from featstore.errors import FeatstoreWarning
+from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.arrays import first_seen, id_array
 from featstore.topology.part import Part
 
@@ -205,10 +204,9 @@ def says_where_given(order: Any) -> bool:
 def warn_of_none(n_seeds: int, batch_size: int, drop_last: bool) -> None:
     """Warn if ``drop_last`` leaves no batch."""
     if drop_last and 0 < n_seeds < batch_size:
-        warnings.warn(
+        warn(
             f"drop_last=True leaves no batch: {n_seeds} seeds are fewer than batch_size={batch_size}, and every epoch is empty",
             FeatstoreWarning,
-            stacklevel=3,
         )
 
 
@@ -386,6 +384,10 @@ def as_batches(
     given with batches, or none is known for ids. TypeError: ``seeds`` are neither. Other errors are those of
     :class:`RandomBatches`.
     """
+    if isinstance(seeds, str):
+        raise TypeError(f"seeds must be ids, a mask or batches, not a name: node data are g.node_data[{seeds!r}]")
+    if isinstance(seeds, tuple) and seeds and isinstance(seeds[0], str):
+        raise TypeError("seeds: a type goes with the ids of a graph of several types; give the ids alone")
     if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
         size = default if batch_size is None else batch_size
         if size is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import os
 import time
 from abc import abstractmethod
 from collections import Counter, deque
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, check_flag, check_integer
+from featstore.config import check_at_least, check_flag, check_integer, refuse_path
 from featstore.display import Stats
 from featstore.errors import ClosedError
 from featstore.gather.arrays import id_array
@@ -58,7 +57,8 @@ class HopSampler(CheckedSampler):
     fanouts_of_types: Fanouts | None = None  # in a graph of several types
 
     def __init__(self, g: OutOfCoreGraph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        types = _types_of(g)
+        refuse_path(g)
+        types = g.types
         self._g = g
         self._topology: Topology | None = None
         if self.fanouts_of_types is None:
@@ -350,7 +350,8 @@ class FanoutSampler(HopSampler):
     replace = False  # a node may draw a neighbour several times
 
     def __init__(self, g: OutOfCoreGraph, fanouts: Any, seed: int, redraw: bool, edges: bool = False) -> None:
-        types = _types_of(g)
+        refuse_path(g)
+        types = g.types
         if not types.is_one and self.draws_types:
             self.fanouts_of_types = fanouts_of_types(types, fanouts)
             fanouts = most_drawn(types, self.fanouts_of_types)
@@ -408,13 +409,6 @@ class FanoutSampler(HopSampler):
         """Lists that a node draws from, at most."""
         n_types = Counter(key[2] for key, fanouts in self.drawn_of_types.items() if any(fanouts))
         return max(n_types.values(), default=1)
-
-
-def _types_of(g: OutOfCoreGraph) -> Types:
-    """Get the types of a graph to draw from; TypeError if it is a path."""
-    if isinstance(g, (str, os.PathLike)):
-        raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
-    return g.types
 
 
 def refuse_types(sampler: type, types: Types) -> None:

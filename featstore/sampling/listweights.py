@@ -16,6 +16,7 @@ import torch
 from featstore._core import weighted as _core
 from featstore.budget import DEAR_COST
 from featstore.cache.rowmap import huge_array
+from featstore.config import listed
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
@@ -274,8 +275,9 @@ def _of_type(g: OutOfCoreGraph, name: str, kind: EdgeType) -> _OfType:
     """Find the feature of a type of edges, and check its dtype and shape."""
     of = qualified(edge_name(kind.key), name)
     if of not in g.edge_features:
-        there = ", ".join(map(repr, g.edge_features)) or "none"
-        raise KeyError(f"weight: the graph has no edge feature {of!r}; there is {there}")
+        others = any(each.endswith(f"/{name}") for each in g.edge_features)  # which are of several types
+        advice = f"; each type in fanouts needs one: leave {kind.key} out, or give it weights of 1" if others else ""
+        raise KeyError(f"weight: the graph has no edge feature {of!r}; there is {listed(g.edge_features)}{advice}")
     store = g.edge_features[of]
     if not store.dtype.is_floating_point or store.dtype.itemsize < 2:
         raise TypeError(f"weight: edge feature {of!r} is of {store.dtype}; weights are float16, bfloat16, float32 or float64")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, refuse_path
 from featstore.graph.savedparts import KeptParts
 from featstore.sampling.batches import CutBatches, CutSeeds, check_given, warn_of_none
 from featstore.topology.partarrays import by_part, check_parts
@@ -112,6 +112,7 @@ class PartitionBatches(CutBatches):
         if isinstance(macro, str) and not is_auto:
             raise ValueError(f"macro must be a number of parts, or 'auto', not {macro!r}")
         wanted = 1 if is_auto else check_at_least("macro", macro, 1)
+        refuse_path(g)
         g.refuse_types("PartitionBatches")
         self.num_nodes = int(g.num_nodes)
         given, self.repeats = check_given(ids, self.num_nodes)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
-from featstore.errors import FeatstoreWarning, PluginError
+from featstore.errors import FeatstoreWarning, PluginError, warn
 from featstore.gather.arrays import first_seen
 from featstore.sampling.batches import (
     Batches,
@@ -59,11 +58,10 @@ class ShareOfBatches(DerivedBatches):
         if isinstance(cut, CutBatches) and self._divides:
             n_seeds, size = cut.n_seeds, cut.batch_size
             if drops and n and not self._n_steps:
-                warnings.warn(
+                warn(
                     f"drop_last=True leaves no batch: {n_seeds} seeds are no batch of {size} for each of {world_size} ranks, "
                     "and every epoch is empty",
                     FeatstoreWarning,
-                    stacklevel=3,
                 )
             last = n_seeds - (self._n_steps - 1) * size * world_size
             if not drops and 0 < last < world_size:

@@ -15,13 +15,13 @@ import contextlib
 import os
 import re
 import uuid
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
 
 from featstore._core.descriptor import open_fd
+from featstore.errors import FeatstoreWarning, warn
 from featstore.storage.calls import close_quietly, remove_tree
 from featstore.storage.format import STRIPE, STRIPE_PREFIX
 from featstore.storage.writer import fsync_directory
@@ -92,7 +92,7 @@ def remove_stripe(root: str, name: str) -> None:
     os.unlink(link)
     if is_left:
         what = f"{target} stays: it was not made with the link {link}, or the dataset was moved or copied since"
-        warnings.warn(f"{what}; if no other dataset has a link to it, remove it yourself", stacklevel=2)
+        warn(f"{what}; if no other dataset has a link to it, remove it yourself", FeatstoreWarning)
 
 
 def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:

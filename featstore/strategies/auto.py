@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import StaticPolicy, get_policy
-from featstore.errors import BudgetError, PerformanceWarning
+from featstore.errors import BudgetError, PerformanceWarning, warn
 from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.choice import Choice, chosen_mask, observe
 from featstore.estimate.copies import copy_speed
@@ -453,11 +452,7 @@ def _reading_s(pack: Pack, graph: Graph) -> float:
 
 
 def _warn(reason: str, more: str) -> None:
-    warnings.warn(
-        f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more}",
-        PerformanceWarning,
-        stacklevel=2,
-    )
+    warn(f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more}", PerformanceWarning)
 
 
 def _profile_disk(context: Context) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,7 +20,7 @@ from featstore.cache.planned import NO_ROWS
 from featstore.cache.select import top_rows
 from featstore.cache.sizes import in_proportion
 from featstore.config import format_size
-from featstore.errors import BudgetError, PerformanceWarning
+from featstore.errors import BudgetError, PerformanceWarning, warn
 from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.context import Context, OnDevice
@@ -159,7 +158,7 @@ class FilledLater(OnDevice):
         if failure is not None:
             raise failure
         if warning is not None:
-            warnings.warn(warning, PerformanceWarning, stacklevel=6)  # the loop
+            warn(warning, PerformanceWarning)
 
     def _run(self, context: Context) -> None:
         try:

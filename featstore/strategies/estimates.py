@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from featstore.errors import BudgetError, PerformanceWarning, PluginError
+from featstore.errors import BudgetError, PerformanceWarning, PluginError, warn
 from featstore.estimate.choice import Choice
 from featstore.estimate.cost import PLANNED, Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.estimate.length import Length, at_least
@@ -100,7 +99,7 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Lengths | None =
             if not of_policies:
                 found += estimate_of(name, workload, machine)
         except PluginError as error:
-            warnings.warn(f"{error}; it is left out", PerformanceWarning, stacklevel=2)
+            warn(f"{error}; it is left out", PerformanceWarning)
             found.append(Estimate(name, "none", 0.0, 0.0, 0, impossible=str(error)))
     buffers = first_touch_s(workload, machine)
     found = [each if each.hides_first_touch else replace(each, once_s=each.once_s + buffers) for each in found]

@@ -18,8 +18,9 @@ from featstore.strategies.caches import room_for_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory, ask
 
-__all__ = ["AS_THEY_ARE", "EXPECTED", "Lists", "keep_lists", "may_keep_lists", "with_lists"]
+__all__ = ["ALL_IN_MEMORY", "AS_THEY_ARE", "EXPECTED", "Lists", "keep_lists", "may_keep_lists", "with_lists"]
 
+ALL_IN_MEMORY = "all in memory"
 SHARES = (3 / 4, 1 / 2, 1 / 4)  # of all lists: sizes for which an epoch is estimated, if lists take much of the caches' memory
 EXPECTED = 10  # epochs to come, unless they are given
 FEW = 1 / 8  # lists that take at most this part of the caches' memory are kept without estimates
@@ -107,7 +108,7 @@ class Lists:
         graph.neighbor_lists.lend()
         text = f"{format_size(n_bytes)} of {format_size(self.whole)} in memory"
         if n_bytes >= self.whole:
-            text = "all in memory"
+            text = ALL_IN_MEMORY
         elif not n_bytes and _in_sequence(context):
             text = "on the drive, read in sequence: rows and plans use the memory better"
         elif not n_bytes:

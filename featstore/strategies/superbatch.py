@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
 from featstore.epochmemory import EpochMemory
-from featstore.errors import BusyError, OptionError, PerformanceWarning
+from featstore.errors import BusyError, OptionError, PerformanceWarning, warn
 from featstore.estimate.cost import (
     PLANNED,
     SAMPLE_BYTES,
@@ -281,7 +280,7 @@ class SuperbatchRunner(Runner):
         if kind not in self._said:
             self._said.add(kind)
             name = self.name if self._planning.overlap else "ginex"
-            warnings.warn(f"strategy {name!r}: {text}", PerformanceWarning, stacklevel=2)
+            warn(f"strategy {name!r}: {text}", PerformanceWarning)
 
     def _packer(self, at: int, runs: RunDirectory, disk: DiskQuota, filling: CacheFilling) -> PackSuperbatch | None:
         """Make the packer of part ``at`` of the features, which copies an epoch's missed rows into extents.

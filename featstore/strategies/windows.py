@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from featstore.errors import PerformanceWarning
+from featstore.errors import PerformanceWarning, warn
 from featstore.estimate.length import at_least
 from featstore.strategies.context import Context
 from featstore.strategies.memory import FRACTIONS, SAMPLED_AHEAD, Memory
@@ -33,5 +32,5 @@ def describe_windows(context: Context, memory: Memory) -> dict[str, Any]:
             f"an epoch has {found.n} windows of {found.size} batches, each of which passes over the neighbour lists once a hop; "
             f"{' and '.join(more)} would make it one"
         )
-        warnings.warn(f"window='auto': {advice}", PerformanceWarning, stacklevel=2)
+        warn(f"window='auto': {advice}", PerformanceWarning)
     return {"windows": {"batches": found.size, "of": len(context.batches), "passes": found.n, "advice": advice}}

@@ -73,7 +73,7 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     assert f"featstore pack {data} {pack}" in fails(capsys, *train, "--strategy", "packed", "--pack", pack)
     assert "featstore pack" in fails(capsys, "pack", data, pack, "--add-layout")
     assert not pack.exists()
-    assert "it has ['x']" in fails(capsys, "pack", data, pack, "--feature", "z")
+    assert "it has 'x'" in fails(capsys, "pack", data, pack, "--feature", "z")
     run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100)
     before = sorted(path.relative_to(pack) for path in pack.rglob("*"))
     assert "--overwrite" in fails(capsys, "pack", data, pack, *FANOUTS)
@@ -88,7 +88,7 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     for wrong in (["--fanouts", "4,4"], ["--batch-size", 10], ["--epochs", 2], ["--seed", 1], ["--seeds", "train_idx"]):
         assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
     assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
-    assert "feature: the dataset has no 'nope'; it has ['x']" in fails(capsys, *packed, "--feature", "nope")
+    assert "feature: the dataset has no 'nope'; it has 'x'" in fails(capsys, *packed, "--feature", "nope")
     assert "it takes a planned policy such as 'belady' or a static policy" in fails(capsys, *packed, "--policy", "lru")
     assert "no policy is named 'nope'" in fails(capsys, *packed, "--policy", "nope")
     missing = fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS, "--policy", "frequency")
@@ -211,8 +211,8 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--batch-size", 10], "were made with 100"),
         (["--run-dir", tmp_path / "r"], "--run-dir: goes with"),
         (["--length", 3, "--policy", "degree"], "--length: goes with a planned policy"),
-        (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
-        (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
+        (["--labels", "z"], "labels: the pack has no 'z'; it has 'y'. Where its dataset is: featstore pack DATASET"),
+        (["--feature", "z"], "the pack has no 'z'; it has 'x'. Where its dataset is: featstore pack DATASET"),
         (["--policy", "lru"], "it takes a planned policy such as 'belady' or a static policy"),
         (["--policy", "degree"], "featstore pack DATASET"),
         (["--cache", "0.3"], f"{there}: these rows are not in the pack"),

@@ -123,7 +123,7 @@ def test_packed(told_by_edges: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--edge-features", "w", "weight"], "edge features: the dataset has no 'weight'; it has ['kind', 'w']"),
+        (["--edge-features", "w", "weight"], "edge features: the dataset has no 'weight'; it has 'kind', 'w'"),
         (["--edge-cache", "10%"], "--edge-cache goes with --edge-features"),
         (
             ["--edge-features", "w", "--edge-cache", "10%", "--edge-policy", "lru", "--strategy", "auto"],

@@ -199,9 +199,9 @@ def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, ca
         (["train", made, "--target", "author"], "no training seeds: node data 'train_idx'"),
         (
             ["train", made, "--target", "paper", "--labels", "z"],
-            "labels: 'paper' has no 'z'; it has ['train_idx', 'val_idx', 'y']",
+            "labels: 'paper' has no 'z'; it has 'train_idx', 'val_idx', 'y'",
         ),
-        (["train", made, "--target", "paper", "--feature", "z"], "feature: no node type has 'z'; there is ['paper/x']"),
+        (["train", made, "--target", "paper", "--feature", "z"], "feature: no node type has 'z'; there is 'paper/x'"),
         (["train", made, "--target", "paper", "--edge-features", "w"], "edge features are not built"),
         (["train", made, "--target", "paper", "--batches", "partition"], "--batches partition is for a graph of one type"),
         (["train", made, "--target", "paper", "--sampler", "layer", "--layer-sizes", "5,5"], "LayerSampler"),
@@ -226,7 +226,7 @@ def test_what_train_and_others_refuse(made: Path, tmp_path: Path, small: Any, ca
         (["aggregate", made, "--edge-type", "writes"], "'writes' is not SOURCE,RELATION,DESTINATION"),
         (
             ["aggregate", made, "--edge-type", "author,writes,paper"],
-            "--feature: the dataset has no 'author/x'; it has ['paper/x'",
+            "--feature: the dataset has no 'author/x'; it has 'paper/x'",
         ),
         (["aggregate", small.path, "--edge-type", "a,b,c"], "the graph has one type of edges"),
     ):

@@ -259,9 +259,9 @@ def test_seeds_of_another_name(small: Any, tmp_path: Path, capsys: pytest.Captur
     found = plan(capsys, tmp_path / "g", "--seeds", "mine", "--batch-size", 10)
     assert found["batches"] == 15
     for arguments, message in [
-        ([], "labels: the dataset has no 'y'; it has ['mine']. Name others with --labels, or nodes with --seeds"),
+        ([], "labels: the dataset has no 'y'; it has 'mine'. Name others with --labels, or nodes with --seeds"),
         (["--labels", "mine"], "no training seeds"),
-        (["--seeds", "yours"], "--seeds: the dataset has no node data 'yours'; it has ['mine']"),
+        (["--seeds", "yours"], "--seeds: the dataset has no node data 'yours'; it has 'mine'"),
     ]:
         assert main(["plan", str(tmp_path / "g"), "--simulate", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_errors_of_the_command(small: Any, tmp_path: Path, capsys: pytest.Captur
     for arguments, message, status in [
         (["--sizes", "lots"], "sizes: 'lots': not a size", 2),
         (["--policies", "magic"], "no policy is named 'magic'", 2),
-        (["--feature", "z"], "--feature: the dataset has no 'z'; it has ['h', 'x']", 2),
+        (["--feature", "z"], "--feature: the dataset has no 'z'; it has 'h', 'x'", 2),
         (["--trace", f"{tmp_path}/other"], "is a trace over 5 rows, and the dataset has 1000; record one", 2),
         (["--trace", f"{tmp_path}/empty"], "asks for no rows", 2),
         (["--trace", f"{tmp_path}/text"], "text", 2),

@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused_by_name(g: Any, small: Any) -> None:
         (ValueError, r"needs edge_type=.*: of \('author', 'writes', 'paper'\), ", {}),
         (TypeError, "edge_type must be a tuple .*, not 'writes'", {"edge_type": "writes"}),
         (KeyError, "no edge type .*'wrote'.*; there is .*'writes'", {"edge_type": ("author", "wrote", "paper")}),
-        (KeyError, "no feature of author 'x'; there is 'shared'", {"edge_type": WRITES}),
+        (KeyError, "no feature 'x' of 'author'; there is 'shared'", {"edge_type": WRITES}),
         (ValueError, "op='gcn' .* begin and end at one type of nodes, not .*'rev_writes'", {"edge_type": REV, "op": "gcn"}),
         (ValueError, "hops=2 .* begin and end at one type", {"edge_type": REV, "hops": 2}),
         (ValueError, "is the feature that is aggregated", {"edge_type": CITES, "name": "x"}),

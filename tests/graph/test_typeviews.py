@@ -83,12 +83,14 @@ def test_a_graph_shows_its_types(g: OutOfCoreGraph, typed: SimpleNamespace) -> N
 
 def test_missing_names_say_what_there_is(g: OutOfCoreGraph) -> None:
     refuses(KeyError, "no node type 'x'; there is 'paper', 'author', 'tag'", lambda: g["x"])
+    refuses(KeyError, r"no node type 'writes'; .*g\['author', 'writes', 'paper'\]", lambda: g["writes"])
+    refuses(AttributeError, r"\(g\.node_types, g\.edge_types\)", lambda: g.metadata())  # type: ignore[attr-defined]
     refuses(
         KeyError, r"no edge type \('paper', 'writes'\); there is \('author', 'writes', 'paper'\), ", lambda: g["paper", "writes"]
     )
-    refuses(KeyError, "no feature of author 'y'; there is 'h', 'x'", lambda: g["author"].features["y"])
-    refuses(KeyError, "no node data of tag 'y'; there is none", lambda: g["tag"].node_data["y"])
-    refuses(KeyError, "no edge feature of author,writes,paper 'x'; there is 'w'", lambda: g[WRITES].features["x"])
+    refuses(KeyError, "no feature 'y' of 'author'; there is 'h', 'x'", lambda: g["author"].features["y"])
+    refuses(KeyError, "no node data 'y' of 'tag'; there is none", lambda: g["tag"].node_data["y"])
+    refuses(KeyError, "no edge feature 'x' of 'author,writes,paper'; there is 'w'", lambda: g[WRITES].features["x"])
     refuses(KeyError, "no feature 'x'; there is 'paper/x', 'author/h', 'author/x'", lambda: g.features["x"])
     refuses(TypeError, "indexed by the name of a type, not by 3", lambda: g[3])  # type: ignore[call-overload]
     refuses(TypeError, "not iterable", lambda: iter(g))  # type: ignore[call-overload]

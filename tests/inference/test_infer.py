@@ -360,3 +360,36 @@ def test_the_command_aggregates(path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "feature x_mean, 700 x 24 float32" in capsys.readouterr().out
     assert main(["aggregate", str(path), "--feature", "z"]) == 2
     assert "--feature: the dataset has no 'z'" in capsys.readouterr().err
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
+        return self.drop(h[: block.n_dst])
+
+
+class Share(torch.nn.Module):
+    dropout = 0.5  # of attention, as PyG's convolutions have it
+
+    def apply_to(self, h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return h + mean
+
+
+def test_layers_that_still_train_are_warned_of(path: Path) -> None:
+    """Dropout and batch statistics would change the outputs; a module without either is the same in both modes."""
+    drops, share = Dropping(), Share()
+    with featstore.open(path, memory="16MiB") as g:
+        for layer, name in (
+            (drops, "Dropout"),
+            (drops.forward, "Dropout"),
+            (lambda h, block: drops(h, block), "Dropout"),
+            (Aggregate(share.apply_to, "mean"), "Share"),
+        ):
+            with pytest.warns(featstore.FeatstoreWarning, match=f"a {name} is in training mode.*model.eval"):
+                featstore.infer(g, [layer], "x", out="trained", overwrite=True, progress=False)
+        drops.eval(), share.eval()
+        for layer in (drops, Aggregate(share.apply_to, "mean")):
+            featstore.infer(g, [layer], "x", out="trained", overwrite=True, progress=False)

@@ -322,7 +322,7 @@ def test_what_cannot_be_inferred_is_refused(g: Any, small: Any) -> None:
     for error, words, layers, features in (
         (TypeError, r'features must be a mapping .* such as \{"paper": "x"\}.*\'x\'; its types are \'paper\', ', good, "x"),
         (ValueError, "no node type 'papers'; it has 'paper', 'author'", good, {"papers": "x"}),
-        (KeyError, "no feature of author 'x'; there is 'z'", good, {"author": "x"}),
+        (KeyError, "no feature 'x' of 'author'; there is 'z'", good, {"author": "x"}),
         (ValueError, "layer 0 returned rows of no type of nodes", good, Z),
         (TypeError, "layer 0 for 'paper' returned a Tensor, not a mapping of types of nodes", constant(torch.ones(3)), Z),
         (TypeError, "layer 0 for 'paper' returned a list, not a tensor", constant({"paper": []}), Z),

@@ -196,7 +196,9 @@ def test_state_of_another_loader():
     state = loader(g).state_dict()
     for options in ({"batch_size": 21}, {"seed": 1}, {"shuffle": False}, {"seeds": torch.arange(3)}, {"drop_last": True}):
         refuses(ValueError, "other seeds", lambda: loader(g, **options).load_state_dict(state))
-    refuses(ValueError, "not a loader's state", lambda: loader(g).load_state_dict({}))
+    refuses(ValueError, "not a loader's state, .*: it has none", lambda: loader(g).load_state_dict({}))
+    refuses(ValueError, "it has 'bias', 'weight'", lambda: loader(g).load_state_dict(torch.nn.Linear(1, 1).state_dict()))
+    refuses(TypeError, "the dict that state_dict.. returned, not a NoneType", lambda: loader(g).load_state_dict(None))
     loader(g, threads=1, prefetch=0).load_state_dict(state)
 
 

@@ -55,6 +55,8 @@ def test_a_loader_that_hides_its_work_needs_nothing() -> None:
             ["float16"],
         ),
         ({"hidden": 0.2, "seconds": {"sample": 5.0, "gather": 2.0}}, 2, "Sampling bounds", ["cache_neighbors", "EpochSampler"]),
+        ({"hidden": 0.2, "seconds": {"sample": 5.0}, "lists": "all in memory"}, 2, "Sampling bounds", ["smaller fan-outs"]),
+        ({"hidden": 0.2, "seconds": {"edges": 5.0}}, 2, "Rows of edges bound", ["edge_cache=", "edge_features="]),
         ({"hidden": 0.2, "seconds": {"transfer": 5.0, "wait": 9.0}}, 2, "Copies to the device", ["device_cache="]),
         ({"hidden": 0.2, "seconds": {"mine": 5.0}}, 2, "mine bounds", []),
         ({"hidden": 0.2, "bytes_read": 9000}, 2, "Reading", ["9.0 times", "'streamed' or 'packed'"]),
@@ -81,6 +83,8 @@ def test_advice_that_would_not_help_is_not_given() -> None:
     seconds = {"pack": 5.0, "sample": 1.0}
     for layout in ({"layout": {"name": "x", "made": True}}, {"layouts": []}):  # which were made before the epoch
         assert "Sampling bounds" in advice_on(stats(hidden=0.2, seconds=seconds, **layout))[0]
+    of_lists = advice_on(stats(hidden=0.2, seconds={"sample": 5.0}, lists="all in memory"))
+    assert "cache_neighbors" not in of_lists[0]
     for passes, words in ((1, "'packed' packs once"), (2, "fewer passes")):
         assert words in advice_on(stats(hidden=0.2, seconds=seconds, superbatch={"passes": passes}))[0]
 

@@ -113,6 +113,11 @@ def test_learns_and_reports(planted):
     table = stage_table(result.stats)
     for text in ("gather", "forward, backward, step", "host", "base", "reads of"):
         assert text in table
+    host = next(line for line in table.splitlines() if line.startswith("host"))
+    assert host.split()[3] in ("KiB", "MiB")
+    several = stage_table({**result.stats, "row_bytes": 0})  # as of types with rows of several sizes
+    host = next(line for line in several.splitlines() if line.startswith("host"))
+    assert len(host.split()) == 3
     assert "test 0." in describe_epoch(last)
     assert result.to_dict()["epochs"][0]["epoch"] == 0
 

@@ -407,3 +407,18 @@ def test_packs_of_weighted_samples(stored: dict[str, Path], tmp_path: Path) -> N
         with Loader(g, strategy=featstore.Packed(pack), features="x") as loader:
             for batch in loader:
                 assert batch.input_ids.equal(sampler.sample(batch.seeds, 0, batch.index).input_ids)
+
+
+def test_a_type_of_edges_without_the_weight_is_named_with_what_helps(tmp_path: Path) -> None:
+    weighted, plain = ("a", "to", "b"), ("b", "to", "a")
+    pairs = np.array([[0, 1, 1], [1, 0, 1]])
+    g = featstore.OutOfCoreGraph.create(
+        tmp_path / "g",
+        nodes={"a": featstore.Nodes(2), "b": featstore.Nodes(2)},
+        edges={weighted: featstore.Edges(pairs, features={"w": np.ones(3, np.float32)}), plain: pairs},
+        progress=False,
+    )
+    with g:
+        with pytest.raises(KeyError, match=r"each type in fanouts needs one: leave \('b', 'to', 'a'\) out"):
+            NeighborSampler(g, [2], weight="w")
+        assert NeighborSampler(g, {weighted: [2]}, weight="w").fanouts == (2,)

@@ -60,7 +60,6 @@ def test_of_create(tmp_path: Path, options: dict[str, Any], message: str) -> Non
     [
         (lambda g: featstore.NeighborSampler(g, 5), "fanouts must be a sequence of integers"),
         (lambda g: featstore.NeighborSampler(g, [3], seed=None), "seed must be an integer"),
-        (lambda g: featstore.NeighborSampler(g.path, [3]), r"g must be an open graph, not a path: featstore.open\("),
     ],
 )
 def test_of_samplers_and_stores(g: Any, make: Callable[[Any], object], message: str) -> None:
@@ -70,16 +69,69 @@ def test_of_samplers_and_stores(g: Any, make: Callable[[Any], object], message: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": 3}, r"labels must be given by name, of \['y'\], not as a int"),
-        ({"features": None}, r"features must be given by name, of \['x'\], not as a NoneType"),
+        ({"labels": 3}, r"labels must be given by name, of 'y', not as a int"),
+        ({"features": None}, r"features must be given by name, of 'x', not as a NoneType"),
         ({"features": [torch.zeros(N)]}, "features must be given by name"),
         ({"seeds": 5}, "seeds must be an array of ids, a boolean mask or batches, not a int"),
         ({"seeds": 5, "batch_size": None}, "seeds must be an array of ids"),
+        ({"seeds": "y"}, r"seeds must be ids, a mask or batches, not a name: node data are g.node_data\['y'\]"),
+        ({"seeds": ("paper", [1, 2])}, "a type goes with the ids of a graph of several types; give the ids alone"),
     ],
 )
 def test_of_loaders(g: Any, options: dict[str, Any], message: str) -> None:
     given = {"seeds": np.arange(9), "batch_size": 3, "features": "x", "labels": None} | options
     refuses(TypeError, message, lambda: featstore.Loader(g, featstore.NeighborSampler(g, [2]), **given))
+
+
+PATHS: dict[str, Callable[[Any, str], object]] = {
+    "NeighborSampler": lambda g, path: featstore.NeighborSampler(path, [3]),  # type: ignore[arg-type]
+    "LaborSampler": lambda g, path: featstore.LaborSampler(path, [3]),  # type: ignore[arg-type]
+    "Loader": lambda g, path: featstore.Loader(path, sampler(g), np.arange(9)),  # type: ignore[arg-type]
+    "NeighborLoader": lambda g, path: pyg.NeighborLoader(path, [3]),
+    "stores": lambda g, path: pyg.stores(path),
+    "infer": lambda g, path: featstore.infer(path, [lambda h, block: h]),  # type: ignore[call-overload]
+    "partition": lambda g, path: featstore.partition(path, 3),  # type: ignore[call-overload]
+    "sample_offline": lambda g, path: featstore.sample_offline(path, sampler(g), np.arange(9), 3),  # type: ignore[arg-type]
+    "PartitionBatches": lambda g, path: featstore.PartitionBatches(path, np.arange(9), 3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("door", PATHS)
+def test_a_path_in_place_of_a_graph_is_told_how_to_open_it(g: Any, door: str) -> None:
+    for path in (g.path, Path(g.path)):
+        refuses(TypeError, r"g must be an open graph, not a path: featstore\.open\('", lambda: PATHS[door](g, path))  # type: ignore[arg-type]
+
+
+def test_names_of_other_libraries_are_translated(g: Any) -> None:
+    batch = next(iter(featstore.Loader(g, sampler(g), np.arange(9), labels=None, features=[])))
+    for found, name, words in (
+        (g, "edge_index", r"g\.edges\(\)"),
+        (g, "num_features", r"\.shape\[1\]"),
+        (g, "x", r"features\['x'\]"),
+        (g.features["x"], "mean", r"store\[ids\]"),
+        (g.features["x"], "index_select", r"store\[ids\]"),
+        (batch, "edge_index", r"batch\.to_pyg\(\)"),
+        (batch, "input_nodes", r"batch\.input_ids"),
+        (batch, "x", r"features=\[\]"),  # which is no missing name, but a property that says why
+    ):
+        refuses(AttributeError, words, lambda: getattr(found, name))
+    for found in (g, g.features["x"], batch):
+        refuses(AttributeError, f"'{type(found).__name__}' object has no attribute 'nothing'$", lambda: found.nothing)
+
+
+def test_assignments_say_what_changes_a_dataset(g: Any) -> None:
+    def assign(to: Any, key: Any) -> None:
+        to[key] = torch.ones(N)
+
+    refuses(TypeError, r"node data 'z' to the dataset: g\.add_data does", lambda: assign(g.node_data, "z"))
+    refuses(TypeError, r"feature 'z' to the dataset: g\.add_feature does", lambda: assign(g.features, "z"))
+    refuses(TypeError, r"edge feature 'z' to the dataset: g\.add_feature does", lambda: assign(g.edge_features, "z"))
+    refuses(TypeError, r"store\.update\(ids, rows\)", lambda: assign(g.features["x"], 0))
+
+
+@pytest.mark.parametrize("index", ["a", {1, 2}, (k for k in range(3)), 1.5])
+def test_what_is_no_index_is_named_by_its_type(g: Any, index: Any) -> None:
+    refuses(TypeError, f"integers or a boolean mask, not {type(index).__name__}$", lambda: g.features["x"][index])
 
 
 def sampler(g: Any) -> featstore.NeighborSampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import cast
 
 import numpy as np
 import torch
@@ -82,6 +83,15 @@ def types(path: str, pairs: torch.Tensor) -> int:
         outputs: dict[str, featstore.FeatureStore] = featstore.infer(g, [by_type], {"paper": "x"}, out=f"h{len(means)}")
         rows: torch.Tensor = g["paper"].features["x"][[0, 1]]
         return len(names) + sum(n_edges) + len(rows) + len(outputs)
+
+
+def train_types(g: featstore.OutOfCoreGraph, seeds: torch.Tensor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for batch in featstore.Loader(g, featstore.NeighborSampler(g, [3, 3]), ("paper", seeds)):
+        typed = cast(featstore.HeteroMiniBatch, batch)
+        block: Block = typed.blocks[0]["author", "writes", "paper"]
+        found += [typed.x["paper"], typed.y, block.src]
+    return found
 
 
 def make(path: str) -> int:

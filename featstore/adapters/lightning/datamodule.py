@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
+from featstore.config import refuse_path
 from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import Graph
@@ -153,6 +154,7 @@ class DataModule(LightningDataModule):
         **options: Any,
     ) -> None:
         super().__init__()
+        refuse_path(g)
         if evaluation is not None and not isinstance(evaluation, Mapping):
             raise TypeError(f"evaluation must be a mapping of options of Loader, not a {type(evaluation).__name__}")
         self.graph = g

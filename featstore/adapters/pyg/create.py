@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
 from featstore.creation.typed import Edges, Nodes
-from featstore.errors import FeatstoreWarning
+from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.arrays import as_array
 from featstore.graph.dataset import OutOfCoreGraph
 
@@ -233,11 +233,10 @@ def _check_of_nodes(attributes: Mapping[str, torch.Tensor], num_nodes: int, wher
     if (
         labels is not None and len(labels) not in (1, num_nodes) and "batch" not in attributes
     ):  # labels of graphs have a row a graph
-        warnings.warn(
+        warn(
             f"{where}: 'y' of shape {tuple(labels.shape)} has not one row for each of {num_nodes} nodes; it is stored, and no "
             "loader takes it as labels",
             FeatstoreWarning,
-            stacklevel=2,
         )
 
 

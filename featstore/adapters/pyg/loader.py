@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from featstore.adapters.pyg.data import check_names, default_features, to_data, to_hetero_data
 from featstore.adapters.pyg.sampler import fanouts_of
-from featstore.config import check_flag
+from featstore.config import check_flag, refuse_path
 from featstore.display import Display, ShownAsTables
 from featstore.errors import OptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -300,6 +300,7 @@ def _is_mask(ids: Any) -> bool:
 
 
 def _check_graph(g: Any, is_sampled: bool) -> None:
+    refuse_path(g)
     if isinstance(g, PackedGraph) and is_sampled:
         raise OptionError("num_neighbors", "a PackedGraph has samples of its own: leave num_neighbors and input_nodes out")
     if not isinstance(g, (OutOfCoreGraph, PackedGraph)):

@@ -14,6 +14,7 @@ from torch_geometric.data.feature_store import _FieldStatus
 from torch_geometric.data.graph_store import EdgeLayout
 
 from featstore.adapters.pyg.data import default_features
+from featstore.config import refuse_path
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.rowindex import resolve_rows
 from featstore.graph.dataset import OutOfCoreGraph
@@ -68,6 +69,7 @@ def stores(
     >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                      # doctest: +SKIP
     >>> loader = NodeLoader(stores(g), sampler, input_nodes=train_idx, batch_size=1024, num_workers=4)  # doctest: +SKIP
     """
+    refuse_path(g)
     if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"stores are made of an OutOfCoreGraph, not of a {type(g).__name__}")
     g.refuse_part("stores()")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -19,7 +18,7 @@ from typing import Any, Final
 from featstore.changes.fields import check_new_field
 from featstore.creation.builder import file_stem
 from featstore.creation.steps import FILES, UNREADABLE, Steps, read_state
-from featstore.errors import BusyError
+from featstore.errors import BusyError, FeatstoreWarning, warn
 from featstore.graph.derive.provenance import DERIVED, provenance
 from featstore.progress import note
 from featstore.storage.calls import remove_tree
@@ -57,10 +56,10 @@ def check_new_feature(catalog: Catalog, name: str, overwrite: bool, of: Iterable
 class FolderSteps(Steps):
     """Steps in a folder of a dataset, which has folders of other ranks inside; the folder is made here."""
 
-    def _begin(self, stacklevel: int | None) -> None:
+    def _begin(self, warns: bool) -> None:
         """Resume the work of a killed maker if its recipe is the same; else remove its folder and start anew.
 
-        ``stacklevel`` is that of a warning with the reason, if a record is removed; None: nobody is warned.
+        ``warns``: a record that is removed is a warning, with the reason.
         """
         if os.path.lexists(self.folder):
             self._wait_for_parts()
@@ -71,8 +70,8 @@ class FolderSteps(Steps):
                 return
             remove_tree(self.folder)
             text = f"making {self.name!r} from the start: {why}"
-            if is_kept and stacklevel is not None:
-                warnings.warn(text, stacklevel=stacklevel)
+            if is_kept and warns:
+                warn(text, FeatstoreWarning)
             else:
                 note(f"featstore: {text}", self._shows)
         os.mkdir(self.folder)
@@ -152,7 +151,7 @@ class Making(FolderSteps):
             check_new_feature(catalog, name, overwrite, of)
             try:
                 self._sweep_others()
-                self._begin(stacklevel=7)  # warns in the caller of aggregate or infer
+                self._begin(warns=True)
             except BaseException as error:
                 self._leave(error)
                 raise

@@ -68,7 +68,7 @@ class _Part(FolderSteps):
         try:
             ranks = {"rank": meeting.rank, "world_size": meeting.world_size}
             super().__init__(own, name, None if recipe is None else {**recipe, **ranks}, generation, progress=False)
-            self._begin(None)
+            self._begin(warns=False)
         except BaseException:
             self._lock.release()
             raise
