@@ -29,7 +29,6 @@ __all__ = [
     "StaleError",
     "UnknownNameError",
     "VersionError",
-    "warn",
 ]
 
 _PASSED: Final = frozenset({__name__.partition(".")[0], "contextlib", "functools"})  # packages whose frames warnings skip

@@ -77,6 +77,7 @@ CHANGES: dict[str, Callable[[Scaled, pytest.MonkeyPatch], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:layers. a BatchNorm1d is in training mode:featstore.FeatstoreWarning")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("form", ["block", "aggregate"])
 def test_without_a_name_nothing_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch, change: str, form: str) -> None:
@@ -103,6 +104,7 @@ def interrupted(g: Any, layers: Any, **options: Any) -> None:
         featstore.infer(g, [*layers, Stops()], progress=False, **options)
 
 
+@pytest.mark.filterwarnings("ignore:layers. a BatchNorm1d is in training mode:featstore.FeatstoreWarning")
 def test_what_a_named_run_left_of_something_else_is_removed_and_said(path: Path) -> None:
     module = Scaled()
     other = Scaled()

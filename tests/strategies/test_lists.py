@@ -208,6 +208,7 @@ def drawn(path: Path, sampler: Callable[..., Any] = featstore.NeighborSampler, *
     return Loaded(found, again, stats)
 
 
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
 @pytest.mark.parametrize("sampler", [featstore.NeighborSampler, featstore.LaborSampler])
 def test_batches_are_drawn_at_once_where_lists_have_no_room(deep: Path, monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
     """In passes over the lists, not by a read of each list; the batches are the same, also where an epoch is resumed."""

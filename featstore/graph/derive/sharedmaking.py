@@ -289,11 +289,13 @@ class SharedMaking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._meeting.tell(error)  # first: the others' files are there until they know of a failure
-        if self._main is not None:
-            self._main.__exit__(kind, error, trace)
-        elif self._part is not None:
-            self._part.close(error)
+        try:
+            self._meeting.tell(error)  # first: the others' files are there until they know of a failure
+        finally:  # also after Ctrl-C in telling
+            if self._main is not None:
+                self._main.__exit__(kind, error, trace)
+            elif self._part is not None:
+                self._part.close(error)
 
 
 def _remove_parts(folder: str, n_ranks: int) -> None:
