@@ -181,7 +181,7 @@ def refuse_path(g: Any) -> None:
         raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[object]) -> str:
     """Write names for a message: ``'a', 'b'``, or ``none``."""
     return ", ".join(map(repr, names)) or "none"
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from featstore.config import listed
 from featstore.errors import FeatstoreWarning, PluginError, warn
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Registry(Generic[Plugin]):
     def _load_entry_point(self, name: str) -> type[Plugin]:
         points = self._entry_points().get(name, [])
         if not points:
-            raise ValueError(f"no {self.kind} is named {name!r}; there are {', '.join(map(repr, self.names()))}")
+            raise ValueError(f"no {self.kind} is named {name!r}; there are {listed(self.names())}")
         where = f"entry point {self.group}: {_described(points)}"
         if len(points) > 1:
             raise PluginError(f"several installed packages provide the {self.kind} {name!r}: {where}; uninstall all but one")

@@ -19,6 +19,7 @@ from featstore.changes.chunktail import ChunkTail, words_from, write_tail
 from featstore.changes.fields import HOLDER, check_same_graph, room_for
 from featstore.changes.insertion import Insertion, with_inserted
 from featstore.changes.updates import NewRows, Rows, fields_in, insert_rows, moved, patch_rows
+from featstore.config import listed
 from featstore.creation.source import ArrayLike, Source, open_source
 from featstore.errors import BusyError
 from featstore.progress import Progress
@@ -55,8 +56,7 @@ def appended_rows(
         records, given = catalog.by_role(role, prefix), dict(given or {})
         if unknown := [name for name in given if name not in records]:
             raise ValueError(
-                f"there is no {what} {qualified(new.of, unknown[0])!r} to append rows to; there is "
-                f"{', '.join(map(repr, records)) or 'none'}"
+                f"there is no {what} {qualified(new.of, unknown[0])!r} to append rows to; there is {listed(records)}"
             )
         for name, record in records.items():
             own = f"{what} {qualified(new.of, name)!r}"

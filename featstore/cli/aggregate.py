@@ -35,10 +35,8 @@ def run(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with open_graph(options.path, options) as graph:
         if options.edge_type is None and not graph.types.is_one:
-            nodes, edges = (", ".join(map(repr, names)) for names in (graph.node_types, map(edge_name, graph.edge_types)))
-            raise ValueError(
-                f"--edge-type is needed: the dataset has the node types {nodes} and the edge types {edges or '(none)'}"
-            )
+            nodes, edges = (listed(names) for names in (graph.node_types, map(edge_name, graph.edge_types)))
+            raise ValueError(f"--edge-type is needed: the dataset has the node types {nodes} and the edge types {edges}")
         kind = edges_to_aggregate(graph, options.edge_type, options.op, options.hops)
         full = qualified(kind.src.name, options.feature)
         if full not in graph.features:

@@ -10,7 +10,7 @@ from featstore.cli.arguments import add_opening, open_graph
 from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.cli.packs import describe_pack, describe_types, fanouts_text, layout_text, may_be_pack, pack_text, types_lines
-from featstore.config import format_size
+from featstore.config import format_size, listed
 from featstore.estimate import copies, tablespeed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
@@ -112,7 +112,7 @@ def description(result: dict[str, Any]) -> str:
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
             if "stale" in field:
-                size += f", stale: made of an earlier {', '.join(map(repr, field['stale']))}"
+                size += f", stale: made of an earlier {listed(field['stale'])}"
             lines.append(
                 f"  {what.replace('_features', ' data').replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}"
             )

@@ -77,7 +77,7 @@ def check_target(g: Graph, target: str | None) -> None:
                 f"--target: {target!r} names a type of nodes, and the graph has one type, without a name: leave it out"
             )
     elif target not in g.types.nodes:
-        what, names = "is needed" if target is None else f"there is no {target!r}", ", ".join(map(repr, g.node_types))
+        what, names = "is needed" if target is None else f"there is no {target!r}", listed(g.node_types)
         there = "pack" if isinstance(g, PackedGraph) else "dataset"
         raise ValueError(f"--target: {what}; the {there} has the node types {names}: name that of the nodes to classify")
 

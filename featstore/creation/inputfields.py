@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from featstore.config import listed
 from featstore.creation.source import ArrayLike, Source, open_source
 from featstore.storage.catalog import EDGE, NODE
 from featstore.topology.edgeids import EDGE_IDS
@@ -46,7 +47,7 @@ def open_fields(
     if twice := sorted(set(features) & set(node_data)):
         raise ValueError(f"named both as a feature and as node data: {', '.join(twice)}")
     if taken := sorted(set(edge_features) & set(_TAKEN)):
-        raise ValueError(f"edge features cannot be named {', '.join(map(repr, taken))}: the adjacency has fields of these names")
+        raise ValueError(f"edge features cannot be named {listed(taken)}: the adjacency has fields of these names")
     found: list[Field] = [(NODE, "feature", name, open_source(f"feature {name!r}", value)) for name, value in features.items()]
     for _, _, name, source in found:
         _check_rows("feature", name, source, num_nodes, nodes)

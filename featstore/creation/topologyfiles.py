@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.rowmap import huge_array
-from featstore.config import user_path
+from featstore.config import listed, user_path
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldPart, FieldRecord
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
@@ -59,7 +59,7 @@ class Form:
     ) -> Form:
         """Check a user's options; ValueError or TypeError if there is no such form, OSError if a stripe is no directory."""
         if topology not in TOPOLOGIES:
-            raise ValueError(f"topology must be one of {', '.join(map(repr, TOPOLOGIES))}, not {topology!r}")
+            raise ValueError(f"topology must be one of {listed(TOPOLOGIES)}, not {topology!r}")
         for name, value in (("chunk_bytes", chunk_bytes), ("stripes", stripes or None)):
             if value is not None and topology != "chunked":
                 raise ValueError(f"{name} is of topology='chunked', not of {topology!r}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, listed
 from featstore.creation.build import write_pairs
 from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.cleaning import Cleaning
@@ -93,7 +93,7 @@ def nodes_and_edges(
         if not isinstance(given, Mapping):
             raise TypeError(f"{argument} must be a mapping of types, as edge_index is one, not {type(given).__name__}")
         if unknown := [key for key in given if key not in types]:
-            raise ValueError(f"{argument}: {unknown[0]!r} is none of the types {', '.join(map(repr, types))}")
+            raise ValueError(f"{argument}: {unknown[0]!r} is none of the types {listed(types)}")
         return dict(given)
 
     counts = by_type("num_nodes", num_nodes, num_nodes)
@@ -155,7 +155,7 @@ def _check_edge_keys(edges: Iterable[Any], nodes: Collection[Any]) -> None:
                 _check_type_name(part)
             for end in (key[0], key[2]):
                 if end not in nodes:
-                    raise ValueError(f"there is no node type {end!r}; there is {', '.join(map(repr, nodes))}")
+                    raise ValueError(f"there is no node type {end!r}; there is {listed(nodes)}")
             if len(edge_name(key).encode()) > _MOST_NAME_BYTES:
                 raise ValueError(f"the name of an edge type has at most {_MOST_NAME_BYTES} bytes")
 

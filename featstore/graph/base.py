@@ -16,7 +16,7 @@ import torch
 from featstore.budget import Budget, MemoryReport, Reservation
 from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Options
+from featstore.config import Options, listed
 from featstore.display import Display, ShownAsTables
 from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
@@ -156,8 +156,8 @@ class StoredGraph(ShownAsTables, ABC):
         if not types.is_one:
             if name not in types.nodes:
                 found = next((key for key in types.edges if key[1] == name), None)
-                hint = f"; an edge type is indexed by all of its name, g[{', '.join(map(repr, found))}]" if found else ""
-                raise KeyError(f"no node type {name!r}; there is {', '.join(map(repr, types.nodes))}{hint}")
+                hint = f"; an edge type is indexed by all of its name, g[{listed(found)}]" if found else ""
+                raise KeyError(f"no node type {name!r}; there is {listed(types.nodes)}{hint}")
             features, node_data = cast(Fields, self.features).of_type(name), cast(Fields, self.node_data).of_type(name)
             return NodeView(name, types.nodes[name].n, features, node_data)
         if not isinstance(name, str):

@@ -10,7 +10,7 @@ from featstore.changes.append import append_nodes, appended_rows
 from featstore.changes.fields import Place, add_field, remove_field
 from featstore.changes.insertion import Insertion
 from featstore.changes.updates import given_rows, update_rows
-from featstore.config import check_at_least, check_flag
+from featstore.config import check_at_least, check_flag, listed
 from featstore.creation.source import ArrayLike
 from featstore.gather.rowindex import resolve_rows
 from featstore.graph.derive.provenance import stale_features
@@ -31,17 +31,17 @@ class ChangingDataset(OpenDataset):
         types = self.types
         if type is None:
             if not types.is_one:
-                names = ", ".join(map(repr, [*types.nodes, *types.edges]))
+                names = listed([*types.nodes, *types.edges])
                 raise ValueError(f"the graph has several types, so type= names what has the field: {names}")
             type = ONE_NODE
         if isinstance(type, str):
             if type not in types.nodes:
-                raise KeyError(f"no node type {type!r}; there is {', '.join(map(repr, types.nodes))}")
+                raise KeyError(f"no node type {type!r}; there is {listed(types.nodes)}")
             return Place(f"node/{type}", types.nodes[type].n, qualified(type, ""))
         if not isinstance(type, tuple):
             raise TypeError(f"type must be the name of a node type, or (source, relation, destination), not {type!r}")
         if type not in types.edges:
-            raise KeyError(f"no edge type {type!r}; there is {', '.join(map(repr, types.edges)) or 'none'}")
+            raise KeyError(f"no edge type {type!r}; there is {listed(types.edges)}")
         name = edge_name(type)
         return Place(f"edge/{name}", types.edges[type].n_edges, qualified(name, ""))
 
@@ -271,7 +271,7 @@ class ChangingDataset(OpenDataset):
 
     def _type_of_nodes(self, type: str | None) -> str:
         """Check the name of a type of nodes, which may be left out if there is one without a name."""
-        names = ", ".join(map(repr, self.types.nodes))
+        names = listed(self.types.nodes)
         if type is None and not self.types.is_one:
             raise ValueError(f"the graph has several types, so type= names that of the new nodes: {names}")
         if type is not None and not isinstance(type, str):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
-from featstore.config import Options, check_integer, user_path
+from featstore.config import Options, check_integer, listed, user_path
 from featstore.creation.source import torch_dtype
 from featstore.errors import BudgetError, BusyError, CorruptionError, FormatError
 from featstore.gather.buffers import empty_tensor
@@ -238,7 +238,7 @@ class OpenDataset(StoredGraph):
             raise TypeError(f"a graph of several types is indexed by the name of a type, not by {name!r}")
         edges = self.types.edges
         if name not in edges:
-            raise KeyError(f"no edge type {name!r}; there is {', '.join(map(repr, edges)) or 'none'}")
+            raise KeyError(f"no edge type {name!r}; there is {listed(edges)}")
         return EdgeView(name, edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
 
     def find_part(self, i: Any, name: str | None = None) -> tuple[int, KeptParts]:
@@ -300,8 +300,8 @@ class OpenDataset(StoredGraph):
         """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
         if not self.types.is_one:
             raise NotImplementedError(
-                f"{what} is for a graph of one type; {self.path} has the node types {', '.join(map(repr, self.node_types))} and "
-                f"the edge types {', '.join(map(repr, self.edge_types)) or '(none)'}. Make a dataset of the nodes and edges that "
+                f"{what} is for a graph of one type; {self.path} has the node types {listed(self.node_types)} and "
+                f"the edge types {listed(self.edge_types)}. Make a dataset of the nodes and edges that "
                 "it is for with OutOfCoreGraph.from_edge_index"
             )
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.config import listed
 from featstore.graph.adjacency import Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.savedparts import PARTS_KEY, Blocks, KeptParts, file_of_parts, kept_parts, read_parts, save_parts
@@ -50,7 +51,7 @@ class Partitions:
         if name is None:
             return list(kept.values())[-1]
         if name not in kept:
-            raise ValueError(f"{path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
+            raise ValueError(f"{path} keeps no parts {name!r}; there is {listed(kept)}")
         return kept[name]
 
     def self_reliant(self, name: str | None = None) -> KeptParts:
@@ -63,7 +64,7 @@ class Partitions:
             raise ValueError(f"parts {name!r} are parts of all nodes: featstore.partition makes self-reliant ones with hops=")
         found = kept[-1:] if name is None else [each for each in kept if each.name == name]
         if not found:
-            there = ", ".join(repr(each.name) for each in kept) or "none"
+            there = listed(each.name for each in kept)
             what = "no self-reliant parts" if name is None else f"no self-reliant parts {name!r}"
             raise ValueError(f"{path} keeps {what}; there is {there}: featstore.partition makes some with hops=")
         return found[0]

@@ -8,6 +8,7 @@ from typing import Literal, overload
 import torch
 
 from featstore.cache.base import Policy
+from featstore.config import listed
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.opendataset import OpenDataset
 from featstore.graph.policyinputs import Given
@@ -120,10 +121,10 @@ def ids(self: OpenDataset, node_type: str | None = None) -> IdMap:
     self.check_open()
     snapshot, types = self.snapshot, self.types.nodes
     if node_type is None and len(types) > 1:
-        raise ValueError(f"name a type of nodes: {', '.join(map(repr, types))}")
+        raise ValueError(f"name a type of nodes: {listed(types)}")
     of = next(iter(types)) if node_type is None else node_type
     if of not in types:
-        raise KeyError(f"no node type {of!r}; there is {', '.join(map(repr, types))}")
+        raise KeyError(f"no node type {of!r}; there is {listed(types)}")
     found = map_of(self.catalog, of, types[of].n, self.path)
     if found is None:
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, Final, overload
 import numpy as np
 import torch
 
-from featstore.config import check_flag, refuse_path
+from featstore.config import check_flag, listed, refuse_path
 from featstore.creation.source import dtype_name, torch_dtype
 from featstore.creation.steps import FILES
 from featstore.errors import FeatstoreWarning, warn
@@ -256,7 +256,7 @@ def _features_of_types(g: OutOfCoreGraph, features: Any) -> dict[str, str]:
             raise TypeError(f"features must be the name of a feature in a graph of one type, not {features!r}")
         g.features[features]  # the KeyError names those that are there
         return {ONE_NODE: features}
-    there = ", ".join(map(repr, g.node_types))
+    there = listed(g.node_types)
     if not isinstance(features, Mapping):
         raise TypeError(
             'features must be a mapping of types of nodes to names, such as {"paper": "x"}, in a graph of several types, not '

@@ -252,7 +252,6 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             self._unbound_reads: Callable[[], object] = _nothing
             self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
             self._close_batches = weakref.finalize(self, batches.close)
-            self._close_drawn: Callable[[], object] = _nothing  # of the strategy's own view of them
             try:
                 if reading is not None:
                     self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
@@ -333,8 +332,8 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
-        if self._runner.context.batches is not context.batches:  # in another order, or drawn in another way
-            self._close_drawn = weakref.finalize(self, self._runner.context.batches.close)
+        self._close_batches.detach()
+        self._close_batches = weakref.finalize(self, self._runner.context.batches.close)  # maybe the strategy's view of them
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
@@ -579,7 +578,6 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
                 stack.callback(self._history.forget)
             stack.callback(self._close_history)
             stack.callback(self._close_batches)
-            stack.callback(self._close_drawn)
             stack.callback(self._close_tier)
             if hasattr(self, "_runner"):
                 stack.callback(self._runner.memory.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, listed
 from featstore.errors import OptionError
 
 __all__ = ["STAGES", "stage_threads"]
@@ -36,6 +36,6 @@ def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> tupl
     given = dict(threads) if isinstance(threads, Mapping) else {} if threads is None else {"sample": threads}
     for stage, number in given.items():
         if stage not in STAGES:
-            raise OptionError("threads", f"there is no stage {stage!r}; the stages are {', '.join(map(repr, STAGES))}")
+            raise OptionError("threads", f"there is no stage {stage!r}; the stages are {listed(STAGES)}")
         given[stage] = check_at_least("threads" if not isinstance(threads, Mapping) else f"threads[{stage!r}]", number, 1)
     return given.get("sample", default), given.get("gather", default), given.get("read")

@@ -23,8 +23,8 @@ Int64s = npt.NDArray[np.int64]
 class PackBatches(SampledBatches):
     """Batches that were sampled offline: epoch ``e`` is the pack's epoch ``e`` modulo the pack's number of epochs.
 
-    A pack that this object opens is closed by :meth:`close`. ``group`` consecutive batches run together, in their order. With
-    ``shuffle`` the groups run in a new order each epoch. A rank's share are consecutive batches of each epoch.
+    A pack that this object opens is closed by :meth:`close`, its own or a view's. ``group`` consecutive batches run together, in
+    their order. With ``shuffle`` the groups run in a new order each epoch. A rank's share are consecutive batches of each epoch.
     """
 
     run_length = 1  # the largest batch is known
@@ -45,7 +45,7 @@ class PackBatches(SampledBatches):
     def grouped(self, group: int) -> PackBatches:
         """Make a view of these batches in groups of ``group``."""
         found = copy(self)
-        found._group, found._is_mine = group, False
+        found._group = group
         return found
 
     def share(self, rank: int, world_size: int) -> PackBatches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from featstore.config import listed
 from featstore.graph.base import StoredGraph
 from featstore.sampling.batches import check_given
 from featstore.sampling.hops import refuse_types
@@ -30,7 +31,7 @@ def seeds_of_type(types: Types, seeds: Any) -> tuple[NodeType, Any]:
     TypeError, ValueError, IndexError
         Seeds without their type, or of no type of the graph; ids that are not nodes of it.
     """
-    names = ", ".join(map(repr, types.nodes))
+    names = listed(types.nodes)
     if not isinstance(seeds, tuple) or len(seeds) != 2 or not isinstance(seeds[0], str):
         raise TypeError(f"seeds: a graph of several types has seeds of one of them, (type, ids), where the types are {names}")
     name, given = seeds
@@ -76,20 +77,20 @@ def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, 
             having = [kind for kind in types.nodes if f"{kind}/{name}" in columns]
             if not having:
                 there = sorted({each.rpartition("/")[2] for each in columns})
-                raise ValueError(f"features: no type has {name!r}; there is {', '.join(map(repr, there)) or 'none'}")
+                raise ValueError(f"features: no type has {name!r}; there is {listed(there)}")
             for kind in having:
                 features.setdefault(kind, []).append(name)
     asked: dict[str, list[NodeType]] = {}
     for kind, names in features.items():
         if kind not in types.nodes:
-            raise ValueError(f"features: the graph has no node type {kind!r}; it has {', '.join(map(repr, types.nodes))}")
+            raise ValueError(f"features: the graph has no node type {kind!r}; it has {listed(types.nodes)}")
         names = [names] if isinstance(names, str) else list(names)
         if len(set(names)) < len(names):
             raise ValueError(f"features of {kind!r}: a name occurs twice in {names}")
         for name in names:
             if f"{kind}/{name}" not in columns:
                 there = [each.rpartition("/")[2] for each in columns if each.startswith(f"{kind}/")]
-                raise ValueError(f"features: {kind!r} has no {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+                raise ValueError(f"features: {kind!r} has no {name!r}; it has {listed(there)}")
             asked.setdefault(columns[f"{kind}/{name}"], []).append(types.nodes[kind])
     return {store: g.node_rows(store).only(kinds) for store, kinds in asked.items()}
 
@@ -97,7 +98,7 @@ def features_of_types(g: StoredGraph, types: Types, features: Any) -> dict[str, 
 def mixed_text(strategy: str, stores: Iterable[str]) -> str:
     """Word the refusal of columns with different rows by a strategy that plans one cache."""
     return (
-        f"features: strategy {strategy!r} plans one cache, and {', '.join(map(repr, stores))} are not stored for the same "
+        f"features: strategy {strategy!r} plans one cache, and {listed(stores)} are not stored for the same "
         "types of nodes; take strategy='ondemand', or features that the same types have"
     )
 

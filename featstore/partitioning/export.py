@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import check_flag, format_size, parse_memory, user_path
+from featstore.config import check_flag, format_size, listed, parse_memory, user_path
 from featstore.creation.build import count_ids
 from featstore.creation.builder import Builder, file_stem
 from featstore.creation.options import LEAST_MEMORY
@@ -136,9 +136,7 @@ def export(
     number, kept = g.find_part(part, name)
     catalog = g.catalog
     if edge_features := sorted(catalog.by_role("feature", EDGE)):
-        raise NotImplementedError(
-            f"export does not take edge features, and the dataset has {', '.join(map(repr, edge_features))}"
-        )
+        raise NotImplementedError(f"export does not take edge features, and the dataset has {listed(edge_features)}")
     chosen = catalog.topology if topology is None else topology
     if chunk_bytes is None and chosen == catalog.topology == "chunked":
         chunk_bytes = catalog.chunk_bytes

@@ -141,10 +141,10 @@ class EpochSampler(CheckedSampler):
         self.run_dir = os.path.abspath(runs_directory(g.path, run_dir))
 
     @classmethod
-    def of(cls, hops: NeighborSampler | LaborSampler, run_dir: str, disk: int | None = None) -> EpochSampler:
+    def of(cls, hops: NeighborSampler | LaborSampler, run_dir: str) -> EpochSampler:
         """Make a sampler of the batches of ``hops``, with which it shares memory; only if :func:`draws_at_once` is true of it."""
         options: dict[str, Any] = {"replace": hops.replace} if isinstance(hops, NeighborSampler) else {"draws": "labor"}
-        found = cls(hops.graph, hops.given_fanouts, **options, disk=disk, run_dir=run_dir)
+        found = cls(hops.graph, hops.given_fanouts, **options, run_dir=run_dir)
         found.hops, found.edges = hops, hops.edges
         return found
 

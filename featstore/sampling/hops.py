@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import check_at_least, check_flag, check_integer, refuse_path
+from featstore.config import check_at_least, check_flag, check_integer, listed, refuse_path
 from featstore.display import Stats
 from featstore.errors import ClosedError
 from featstore.gather.arrays import id_array
@@ -414,7 +414,7 @@ class FanoutSampler(HopSampler):
 def refuse_types(sampler: type, types: Types) -> None:
     """Raise NotImplementedError if a graph has several types, which a sampler does not draw."""
     if not types.is_one:
-        there = f"of which the graph has {', '.join(map(repr, types.edges)) or 'none'}: take a NeighborSampler"
+        there = f"of which the graph has {listed(types.edges)}: take a NeighborSampler"
         raise NotImplementedError(f"{sampler.__name__} does not sample several types of edges, {there}")
 
 

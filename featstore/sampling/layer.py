@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.layerwise import Candidates
-from featstore.config import check_flag, check_integer
+from featstore.config import check_flag, check_integer, listed
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import HopKey, HopSampler
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
@@ -106,7 +106,7 @@ class LayerSampler(HopSampler):
                 raise ValueError(f"a layer has from 1 to 2**31 - 1 nodes, not {size}")
         self.skip, self.replace = check_flag("skip", skip), check_flag("replace", replace)
         if op not in _OPS:
-            raise ValueError(f"op is one of {', '.join(map(repr, _OPS))}, not {op!r}")
+            raise ValueError(f"op is one of {listed(_OPS)}, not {op!r}")
         self.op = op
 
     @property

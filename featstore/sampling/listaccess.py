@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.epochs import Draws
+from featstore.config import listed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import Topology
 
@@ -25,7 +26,7 @@ _PIECE = 1 << 16  # nodes at a time, which bounds temporary arrays
 def parse_access(access: str) -> str:
     """Check that ``access`` is one of :data:`ACCESSES`, and return it; ValueError otherwise."""
     if access not in ACCESSES:
-        raise ValueError(f"access is one of {', '.join(map(repr, ACCESSES))}, not {access!r}")
+        raise ValueError(f"access is one of {listed(ACCESSES)}, not {access!r}")
     return access
 
 

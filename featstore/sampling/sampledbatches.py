@@ -236,7 +236,7 @@ class SampledBatches(ABC):
             memo.trim()
 
     def close(self) -> None:
-        """Give back memory that is held for as long as a loader lives; may be called again."""
+        """Give back what is held for as long as a loader lives; of a view, what its batches hold. May be called again."""
 
 
 class _Reordered(SampledBatches):
@@ -274,6 +274,9 @@ class _Reordered(SampledBatches):
     def trim(self) -> None:
         super().trim()
         self._batches.trim()
+
+    def close(self) -> None:
+        self._batches.close()
 
 
 class _Orders:

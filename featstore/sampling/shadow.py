@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from featstore._core.layerwise import keep_members
-from featstore.config import check_at_least
+from featstore.config import check_at_least, listed
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
@@ -189,7 +189,7 @@ def _read_types(g: OutOfCoreGraph, edge_types: Any) -> tuple[EdgeKey, ...]:
         raise ValueError("edge_types: a graph of one type has no types to name; leave the argument out")
     for key in edge_types:
         if key not in g.types.edges:
-            raise ValueError(f"edge_types: the graph has no edge type {key!r}; it has {', '.join(map(repr, g.types.edges))}")
+            raise ValueError(f"edge_types: the graph has no edge type {key!r}; it has {listed(g.types.edges)}")
     return tuple(edge_types)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from featstore.config import check_integer
+from featstore.config import check_integer, listed
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch, edge_starts
 from featstore.topology.base import Topology
@@ -42,7 +42,7 @@ def fanouts_of_types(types: Types, fanouts: Any) -> Fanouts:
     found: Fanouts = {}
     for key, each in fanouts.items():
         if key not in types.edges:
-            raise ValueError(f"fanouts: the graph has no edge type {key!r}; it has {', '.join(map(repr, types.edges)) or 'none'}")
+            raise ValueError(f"fanouts: the graph has no edge type {key!r}; it has {listed(types.edges)}")
         try:
             found[key] = tuple(check_integer("a fan-out", fanout) for fanout in each)
         except TypeError:

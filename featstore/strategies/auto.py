@@ -154,8 +154,8 @@ class Auto(Strategy):
             first.give(replace(decision, profile=None, pack_rows=pack_rows))
             if decision.at_once:
                 context = lists.at_once(context, planning.run_dir) or context
-            if decision.at_once or (decision.lists_bytes is not None and decision.lists_bytes < lists.held):
-                lists = lists.resized(decision.lists_bytes or 0, context)
+            if decision.lists_bytes is not None and decision.lists_bytes <= lists.held:
+                lists = lists.resized(decision.lists_bytes, context)
             chosen = self._chosen(decision, cache, pack)
             told = Chosen(self.cache == "auto", decision.misses, _disk_bytes(profile), pack_rows=pack_rows)
             return AutoRunner(chosen.run(replace(context, chosen=told, lists=lists.text)), decision)
@@ -339,7 +339,7 @@ def _estimated(
             choice = replace(choice, note=SIZED_LATER)
         held.pop_all()  # the run has the profile
     policy = None if choice.taken.policy == "none" else choice.taken.policy
-    lists_bytes = None if kept == lists.held else kept
+    lists_bytes = None if kept == lists.held and not at_once else kept
     seen = choice.workload
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, seen.misses, lists_bytes, at_once)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
+from featstore.config import listed
 from featstore.creation.typed import Edges, Nodes
 from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.arrays import as_array
@@ -157,7 +158,7 @@ def _check_there(wanted: Sequence[str], names: Iterable[str]) -> None:
     there = list(dict.fromkeys(names))
     for name in wanted:
         if name not in there:
-            raise ValueError(f"the data have no attribute {name!r}; they have {', '.join(map(repr, there)) or 'none'}")
+            raise ValueError(f"the data have no attribute {name!r}; they have {listed(there)}")
 
 
 def _pop_features(

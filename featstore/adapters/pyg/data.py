@@ -11,6 +11,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from featstore._core.blocks import begins_with
+from featstore.config import listed
 from featstore.errors import OptionError
 from featstore.gather.arrays import first_seen
 from featstore.load.heterobatch import HeteroMiniBatch
@@ -184,7 +185,7 @@ def default_features(names: Iterable[str], option: str) -> tuple[str, ...]:
     if "x" in found:
         return ("x",)
     if len(found) > 1:
-        raise OptionError(option, f"there is no feature 'x': name some of {', '.join(map(repr, found))}")
+        raise OptionError(option, f"there is no feature 'x': name some of {listed(found)}")
     return found
 
 

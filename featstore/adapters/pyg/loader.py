@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from featstore.adapters.pyg.data import check_names, default_features, to_data, to_hetero_data
 from featstore.adapters.pyg.sampler import fanouts_of
-from featstore.config import check_flag, refuse_path
+from featstore.config import check_flag, listed, refuse_path
 from featstore.display import Display, ShownAsTables
 from featstore.errors import OptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -290,7 +290,7 @@ def _typed_nodes(types: Types, given: Any) -> tuple[str, Any]:
     """Read PyG's ``input_nodes`` of a graph of several types: a type, which stands for all of its nodes, or a type and ids."""
     kind, ids = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(kind, str) or kind not in types.nodes:
-        there = ", ".join(map(repr, types.nodes))
+        there = listed(types.nodes)
         raise OptionError("input_nodes", f"give a type, or (type, ids), of the types {there}, not {given!r}")
     return kind, torch.arange(types.nodes[kind].n, device="cpu") if ids is None else ids
 

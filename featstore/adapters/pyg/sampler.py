@@ -20,6 +20,7 @@ from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from featstore.adapters.pyg.data import GivenSeeds, edges_by_hop, sampled_nodes, seeds_edges
+from featstore.config import listed
 from featstore.errors import OptionError, PluginError
 from featstore.gather.arrays import find_ids, first_seen, id_array
 from featstore.graph.base import StoredGraph
@@ -239,7 +240,7 @@ def _given(number: Int64s) -> GivenSeeds | None:
 
 
 def _named(types: Types) -> str:
-    return ", ".join(map(repr, types.nodes))
+    return listed(types.nodes)
 
 
 def _without_types(index: Any) -> Any:

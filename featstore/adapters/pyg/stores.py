@@ -14,7 +14,7 @@ from torch_geometric.data.feature_store import _FieldStatus
 from torch_geometric.data.graph_store import EdgeLayout
 
 from featstore.adapters.pyg.data import default_features
-from featstore.config import refuse_path
+from featstore.config import listed, refuse_path
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.rowindex import resolve_rows
 from featstore.graph.dataset import OutOfCoreGraph
@@ -142,7 +142,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         if isinstance(attributes, Mapping):
             for group in attributes:
                 if not is_typed or group not in self._n_nodes:
-                    there = f"it has {', '.join(map(repr, groups))}" if is_typed else "give a sequence of names"
+                    there = f"it has {listed(groups)}" if is_typed else "give a sequence of names"
                     raise KeyError(f"attributes: the graph has no node type {group!r}; {there}")
             return {group: tuple(attributes.get(group, ())) for group in groups}
         names = tuple(attributes)
@@ -181,13 +181,13 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         group, name = attr.group_name, attr.attr_name
         fields = self._fields.get(group)
         if fields is None and None not in self._fields:
-            raise KeyError(f"no attribute of {group!r}: the types of nodes are {', '.join(map(repr, self._fields))}")
+            raise KeyError(f"no attribute of {group!r}: the types of nodes are {listed(self._fields)}")
         if fields is None or not isinstance(name, str) or name not in fields:
             if name == _IDS and self._of_batches.get(group) == (_IDS,):
                 return torch.Size((self._n_nodes[group],))
             of = "" if group is None else f" of {group!r}"
             what = f"{name!r}{of}" if isinstance(name, str) else f"without a name{of}: give attr_name"
-            raise KeyError(f"no attribute {what}; there is {', '.join(map(repr, fields or ())) or 'none'}")
+            raise KeyError(f"no attribute {what}; there is {listed(fields or ())}")
         field = fields[name]
         return self._g.features[field].shape if field in self._g.features else self._g.data_shape(field)
 
@@ -298,7 +298,7 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
         kind = self._kinds.get(attr.edge_type)
         why = None
         if kind is None:
-            there = ", ".join(map(repr, self._kinds))
+            there = listed(self._kinds)
             why = "edge_type=None is the one type of edges" if None in self._kinds else f"the types of edges are {there}"
         elif attr.size is not None and not _fits(attr.size, kind):
             why = f"its size is {(kind.src.n, kind.dst.n)}"

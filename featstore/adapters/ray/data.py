@@ -12,6 +12,7 @@ import ray
 import ray.data
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from featstore.config import listed
 from featstore.creation.source import dtype_name
 from featstore.graph.feature import FeatureStore
 
@@ -118,7 +119,7 @@ def _check_columns(dataset: ray.data.Dataset, names: Sequence[str]) -> None:
     there = dataset.columns() or []
     for name in names:
         if name not in there:
-            raise KeyError(f"the dataset has no column {name!r}; it has {', '.join(map(repr, there))}")
+            raise KeyError(f"the dataset has no column {name!r}; it has {listed(there)}")
 
 
 def _in_order(dataset: ray.data.Dataset, size: int) -> Generator[Mapping[str, npt.NDArray[Any]], None, None]:

@@ -15,7 +15,7 @@ import ray.train.torch
 import ray.util
 import torch
 
-from featstore.config import check_at_least
+from featstore.config import check_at_least, listed
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
 from featstore.load.statefile import read_state, write_state
@@ -69,7 +69,7 @@ def _directory(path: Path | Mapping[str, Path] | Callable[[Machine], Path], mach
     for name in (machine.node_id, machine.hostname, machine.address):
         if name in path:
             return path[name]
-    raise ValueError(f"path: no directory for {machine}; there are those of {', '.join(map(repr, path))}")
+    raise ValueError(f"path: no directory for {machine}; there are those of {listed(path)}")
 
 
 def training(

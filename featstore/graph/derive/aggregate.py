@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from featstore.budget import Budget
-from featstore.config import check_at_least, check_flag, parse_memory
+from featstore.config import check_at_least, check_flag, listed, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.creation.steps import FILES, Field
 from featstore.errors import BudgetError
@@ -299,7 +299,7 @@ def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str = "sum", hops:
         The graph has no such type; the type is no tuple.
     """
     types = g.types
-    there = ", ".join(map(repr, types.edges)) or "none"
+    there = listed(types.edges)
     if types.is_one:
         if edge_type is not None:
             raise ValueError(f"edge_type: the graph has one type of edges, without a name; leave out {edge_type!r}")

@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from featstore.adapters.datasets.arrays import check_memory
 from featstore.adapters.datasets.csvfiles import errno_of
-from featstore.config import format_size, user_path
+from featstore.config import format_size, listed, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
 
@@ -161,7 +161,7 @@ class TableFile:
         there = self.schema.names
         for name in names:
             if name not in there:
-                raise KeyError(f"{self.path} has no column {name!r}; it has {', '.join(map(repr, there))}")
+                raise KeyError(f"{self.path} has no column {name!r}; it has {listed(there)}")
             if there.count(name) > 1:
                 raise ValueError(f"{self.path} has {there.count(name)} columns {name!r}")
 
