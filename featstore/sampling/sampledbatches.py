@@ -322,6 +322,7 @@ class Drawn(SampledBatches):
         self.run_length, self.nbytes = run_length_of(batches), getattr(batches, "nbytes", 0)
         self.order = _Orders(batches)
         self.number: Callable[[int], int] = operator.index if self._share is None else self._share.number
+        self._given = sampler
         self._draw_with(sampler)
 
     def _draw_with(self, sampler: CheckedSampler) -> None:
@@ -331,15 +332,27 @@ class Drawn(SampledBatches):
         self._many = sampler if isinstance(sampler, EpochSampler) else None
         self._coming = None if self._many is None else self._many.coming(lambda epoch: Seeds(order(epoch).seeds, number))
 
-    def at_once(self, run_dir: str) -> Drawn | None:
-        """Make these batches drawn many at once, in passes over the lists; None if each can only be drawn alone.
+    def at_once(self, run_dir: str | None) -> Drawn | None:
+        """Make these batches drawn many at once, in passes over the lists; None if they are, or if each is to be drawn alone.
 
-        ``run_dir``: directory for run files of samples that do not fit the memory.
+        ``run_dir``: directory for run files of samples that do not fit the memory. None: only an :class:`EpochSampler` that was
+        given draws many at once, with its own options.
         """
-        if self.times is not None or self.lists is not None or not draws_at_once(self.sampler):
+        if self.times is not None or self.lists is not None or self._many is not None:
             return None
+        if isinstance(self._given, EpochSampler):
+            return self._with(self._given)
+        if run_dir is None or not draws_at_once(self.sampler):
+            return None
+        return self._with(EpochSampler.of(self.sampler, run_dir))
+
+    def alone(self) -> Drawn:
+        """Make these batches drawn one by one, unless the user set the window in which they are drawn."""
+        return self if self._many is None or self._many.window != "auto" else self._with(self._many.hops)
+
+    def _with(self, sampler: CheckedSampler) -> Drawn:
         found = copy(self)
-        found._draw_with(EpochSampler.of(self.sampler, run_dir))
+        found._draw_with(sampler)
         return found
 
     @property

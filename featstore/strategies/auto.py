@@ -111,7 +111,7 @@ class Auto(Strategy):
             if may_keep_lists(context):
                 context, _ = ask(context)
                 lists = keep_lists(context, 0, self.epochs)
-            context = replace(context, lists=lists.text)
+            context = lists.drawn(context)
             decision = replace(_taken("ondemand", None, "the features have caches"), keeps_caches=True)
             decision = decision if first.choice is None else _of_first(first.choice)
             first.give(decision)
@@ -126,6 +126,7 @@ class Auto(Strategy):
         if may_keep_lists(context):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED), context.batch)
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
+            context = lists.drawn(context)
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
             pack_rows: tuple[int, ...] = ()
             if pack is not None and cache == "auto":
@@ -330,7 +331,7 @@ def _estimated(
             choices = {n_bytes: trial.choose(n_bytes, context) for n_bytes in (lists.held, *lists.fewer(context))}
             kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
             choice, at_once = choices[kept], False
-            together = None if options["disk"] is not None else lists.at_once(context, planning.run_dir)
+            together = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
             if together is not None and ask(together)[1].suffices:
                 other = trial.choose(0, together)
                 if other.taken.total_s(epochs) < (1 - WORTH_WAITING) * choice.taken.total_s(epochs):

@@ -59,8 +59,22 @@ class Lists:
             sizes += [self.table + int(share * self.whole) for share in SHARES]
         return [n_bytes for n_bytes in sizes if n_bytes < self.held]
 
-    def at_once(self, context: Context, run_dir: str) -> Context | None:
-        """Draw batches many at once instead, in passes over the lists, which then take no memory; None if that is no choice."""
+    def drawn(self, context: Context) -> Context:
+        """Draw batches one by one if all lists are in memory: drawing many at once would compute twice as much, to read nothing.
+
+        The context also gets the text on the lists.
+        """
+        graph, batches = context.graph, context.batches
+        if isinstance(graph, OutOfCoreGraph) and isinstance(batches, Drawn):
+            cache = graph.neighbor_cache
+            batches = batches.alone() if cache is not None and cache.whole else batches
+        return replace(context, batches=batches, lists=self.text)
+
+    def at_once(self, context: Context, run_dir: str | None) -> Context | None:
+        """Draw batches many at once instead, in passes over the lists, which then take no memory; None if that is no choice.
+
+        ``run_dir``: see :meth:`Drawn.at_once`.
+        """
         batches = context.batches
         if not self.whole or (self.held and self.are_few) or not isinstance(batches, Drawn):
             return None
@@ -154,15 +168,14 @@ def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context
     if context.lists is not None:
         return context
     if not may_keep_lists(context):
-        return replace(context, lists=AS_THEY_ARE.text)
+        return AS_THEY_ARE.drawn(context)
     try:
         measured, memory = ask(context, caches=caches)
     except BudgetError:  # the strategy asks again, and its error counts all that it needs
         return context
     if not memory.suffices:
         return measured
-    context = measured
-    return replace(context, lists=keep_lists(context, caches, epochs, estimated=False).text)
+    return keep_lists(measured, caches, epochs, estimated=False).drawn(measured)
 
 
 def may_keep_lists(context: Context) -> bool:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +119,7 @@ def test_loans_of_a_loader(small: SimpleNamespace, tmp_path: Path, clock: Simple
     options, used, others = MADE[name]
     options = {"feature_cache": "auto", "labels": None, "prefetch": 1, "threads": 1, **options}
     with featstore.open(small.path, memory="64MiB") as g, ExitStack() as stack:
-        kind = featstore.EpochSampler if name == "epoch" else featstore.NeighborSampler
+        kind = partial(featstore.EpochSampler, window=1000) if name == "epoch" else featstore.NeighborSampler
         options["sampler"] = kind(g, [5, 5], seed=1)
         options["seeds"], options["batch_size"] = np.arange(0, small.num_nodes, 3), 30
         if name == "packed":

@@ -328,7 +328,7 @@ SAMPLERS = {
     "labor": lambda g: featstore.LaborSampler(g, [3, 2], seed=5, importance_sampling=1),
     "layer": lambda g: featstore.LayerSampler(g, [30, 20], seed=5),
     "shadow": lambda g: featstore.ShadowSampler(g, [3], seed=5),
-    "epoch": lambda g: featstore.EpochSampler(g, [3, 2], seed=5),
+    "epoch": lambda g: featstore.EpochSampler(g, [3, 2], seed=5, window=100),
     "epoch labor": lambda g: featstore.EpochSampler(g, [3, 2], seed=5, draws="labor", window=2),
 }
 

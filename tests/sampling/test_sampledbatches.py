@@ -87,6 +87,20 @@ def test_some_batches_are_only_drawn_alone(g: featstore.OutOfCoreGraph, tmp_path
     assert Drawn(sampler(g), batches()).at_once(str(tmp_path)) is None
 
 
+def test_what_is_drawn_alone_is_drawn_at_once_as_it_was_given(g: featstore.OutOfCoreGraph) -> None:
+    sampler = featstore.EpochSampler(g, [4, 3], seed=1, disk="8MiB")
+    given = Drawn(sampler, batches())
+    alone = given.alone()
+    assert alone.sampler is sampler.hops
+    assert alone.ahead_bytes() == (0, 0) != given.ahead_bytes()
+    assert given.alone().digest() == given.digest()
+    at_once = alone.at_once(None)
+    assert at_once is not None
+    assert at_once.sampler is sampler
+    assert at_once.ahead_bytes() == given.ahead_bytes()
+    assert Drawn(sampler.hops, batches()).at_once(None) is None
+
+
 class Kept(Memo):
     """Batches that are told from those that are sampled by the epoch that they name."""
 

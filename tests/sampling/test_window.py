@@ -19,6 +19,12 @@ from featstore.sampling.windowed import Cut
 from tests.support.graphs import skewed_dataset
 
 
+@pytest.fixture
+def on_the_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists get no memory, so batches are drawn in windows."""
+    monkeypatch.setattr("featstore.strategies.lists.worth_keeping", lambda *_, **__: (0, "on the drive"))
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return skewed_dataset(tmp_path_factory.mktemp("windows") / "g", 3000, 8)
@@ -51,6 +57,7 @@ def loader(g: Any, sampler: Any, **options: Any) -> featstore.Loader:
     return featstore.Loader(g, sampler, np.arange(3000), 10, **options)
 
 
+@pytest.mark.usefixtures("on_the_drive")
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
 def test_many_windows_are_a_warning_that_says_what_makes_them_one(
     path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +87,7 @@ def test_many_windows_are_a_warning_that_says_what_makes_them_one(
     assert parse_size(more[1]) > 6 << 20
 
 
+@pytest.mark.usefixtures("on_the_drive")
 def test_a_disk_that_makes_many_windows_is_named(path: Path) -> None:
     with featstore.open(path, memory="256MiB") as g:
         with pytest.warns(featstore.PerformanceWarning, match="window='auto'") as caught:

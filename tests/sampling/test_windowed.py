@@ -28,6 +28,8 @@ from tests.sampling.test_neighbor import same
 from tests.support.array_graphs import random_graph
 from tests.support.sampled import covering
 
+WHOLE = 1000  # a window of an epoch; without it batches are drawn alone where lists fit in memory
+
 # ---------------------------------------------------------------- the epoch's turns
 
 
@@ -279,9 +281,9 @@ def test_offline_samples_and_counts_are_drawn_in_windows(
         for pack in packs:
             pack.close()
         kept = []
-        for kind in (NeighborSampler, EpochSampler):
+        for sampler in (NeighborSampler(g, [4, 2], seed=3), EpochSampler(g, [4, 2], seed=3, window=WHOLE)):
             strategy = featstore.OnDemand(cache=0.2, policy="frequency")
-            with featstore.Loader(g, kind(g, [4, 2], seed=3), small.train_idx, 40, strategy=strategy) as loader:
+            with featstore.Loader(g, sampler, small.train_idx, 40, strategy=strategy) as loader:
                 for batch in loader:
                     del batch
                 kept.append(np.flatnonzero(g.features["x"].cache.map.slot_of_row >= 0).tolist())
@@ -318,7 +320,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def test_the_next_epoch_is_drawn_beside_this_one(small: SimpleNamespace, seen: Seen, strategy: str) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         alone = NeighborSampler(g, [4, 3], seed=7)
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, strategy=strategy, seed=2) as loader:
+        with featstore.Loader(
+            g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, strategy=strategy, seed=2
+        ) as loader:
             order = featstore.RandomBatches(small.train_idx, 30, seed=2)
             for epoch in range(3):
                 for batch in loader:
@@ -335,7 +339,7 @@ def test_the_next_epoch_is_drawn_beside_this_one(small: SimpleNamespace, seen: S
 
 def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(small: SimpleNamespace, seen: Seen) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, seed=2) as loader:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, seed=2) as loader:
             first = [batch.input_ids.clone() for batch in loader]
             assert seen.done[1].wait(30)
             held = g.memory_report()["epoch samples"]
@@ -349,12 +353,12 @@ def test_what_is_left_of_an_epoch_says_nothing_of_the_next(small: SimpleNamespac
     """A run that is resumed near the end of an epoch draws later epochs in one window all the same."""
     with featstore.open(small.path, memory="64MiB") as g:
         options = {"labels": "y", "seed": 3}
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 13, **options) as loader:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 13, **options) as loader:
             for _, batch in zip(range(len(loader) - 1), loader, strict=False):
                 del batch
             state = loader.state_dict()
         seen.epochs.clear()
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 13, **options) as loader:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 13, **options) as loader:
             loader.load_state_dict(state)
             assert sum(1 for _ in loader) == 1
             for _ in range(3):
@@ -388,7 +392,7 @@ def test_a_window_that_failed_ahead_of_time_is_drawn_again(small: SimpleNamespac
 
     monkeypatch.setattr(EpochWindow, "draw", once)
     with featstore.open(small.path, memory="64MiB") as g:
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, seed=2) as loader:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, seed=2) as loader:
             assert sum(1 for _ in loader) == sum(1 for _ in loader) == len(loader)
     assert failed == [1]
 

@@ -214,7 +214,7 @@ def test_epochs_are_the_same(forms: SimpleNamespace, threads: int) -> None:
     expected: list[Any] = []
     for path in forms.paths:
         with featstore.open(path, memory="64MiB", threads=threads) as g:
-            sampler = featstore.EpochSampler(g, [4, 3], seed=3)
+            sampler = featstore.EpochSampler(g, [4, 3], seed=3, window=100)
             with featstore.Loader(g, sampler, g.node_data["train_idx"], 90, seed=1, threads=threads) as loader:
                 found = [each.input_ids.clone() for _ in range(2) for each in sorted(loader, key=lambda each: each.index)]
         expected = expected or found

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ def test_rows_by_degree_are_judged_and_streamed(data: Path, monkeypatch: pytest.
             assert stats["rows_loaded"] / 2 == pytest.approx(estimated, rel=0.05)  # of two features; a pass fills the caches
 
 
-@pytest.mark.parametrize("sampler", [featstore.NeighborSampler, featstore.EpochSampler])
+@pytest.mark.parametrize("sampler", [featstore.NeighborSampler, partial(featstore.EpochSampler, window=1000)])
 def test_rows_in_memory_are_those_beside_what_is_sampled_ahead(
     tmp_path: Path, sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 import featstore
 from featstore.config import format_size
 from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.sampling.window import EpochWindow
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.lists import Lists
 from featstore.strategies.memory import Memory
@@ -222,6 +223,28 @@ def test_batches_are_drawn_at_once_where_lists_have_no_room(deep: Path, monkeypa
     assert len(at_once.again) == len(alone.again) == 5
     assert all(torch.equal(one, other) for one, other in zip(at_once.again, alone.again, strict=True))
     assert all(torch.equal(one, other[0]) for one, other in zip(at_once.again, at_once.batches[7:], strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ondemand", "superbatch", "streamed"])
+@pytest.mark.parametrize("draws", ["neighbor", "labor"])
+def test_an_epoch_is_not_drawn_at_once_from_lists_in_memory(
+    small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: str, draws: str
+) -> None:
+    """Passes would read nothing, and compute twice as much; a window that the user set stays."""
+    windows = []
+    draw = EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append(self), draw(self))[1])
+    with featstore.open(small.path, memory="64MiB", threads=2) as g:
+        found = []
+        for options in ({}, {"window": 1000}):
+            sampler = featstore.EpochSampler(g, [4, 3], seed=1, draws=draws, **options)
+            with load(g, sampler, strategy=strategy) as loader:
+                assert g.neighbor_cache.whole  # of the first loader
+                assert loader.sampler is sampler
+                found.append([(batch.input_ids.clone(), batch.blocks[0].src.clone()) for batch in loader])
+            assert bool(windows) == bool(options)
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(each, same) for each, same in zip(one, other, strict=True))
 
 
 def by_importance(g: featstore.OutOfCoreGraph, fanouts: list[int]) -> Any:

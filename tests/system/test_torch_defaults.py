@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def test_stores_and_node_data(g: featstore.OutOfCoreGraph) -> None:
     assert same(nodes.get_tensor(None, "y", slice(2, 5)), Y[2:5])
 
 
-@pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, [featstore.NeighborSampler, featstore.EpochSampler]))
+@pytest.mark.parametrize(
+    ("strategy", "sampler"), covering(STRATEGIES, [featstore.NeighborSampler, partial(featstore.EpochSampler, window=9)])
+)
 def test_batches(g: featstore.OutOfCoreGraph, strategy: Any, sampler: Callable[..., Any]) -> None:
     with featstore.Loader(g, sampler(g, [3, 3]), g.node_data["idx"], 50, strategy=strategy, device_cache=0.1) as loader:
         for batch in loader:
