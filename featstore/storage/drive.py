@@ -25,7 +25,7 @@ from featstore.distinct import distinct
 from featstore.storage.calls import CANNOT_WRITE, close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
-from featstore.storage.keptrates import keep, kept_rates
+from featstore.storage.keptrates import MOST_AGE_S, keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 KEY = "drive/speed"
-METHOD = 7  # version of the measuring method; rates of another version are measured again
+METHOD = 8  # version of the measuring method; rates of another version are measured again
 CALIBRATION_S = 0.8  # for all probes here and those of copies; each probe ends with its current slice
 SHARES = {"write": 0.08, "random": 0.25, "stream": 0.17, "gather": 0.1, "fill": 0.12, "overlap": 0.18, "copy": 0.1}
 # A probe also ends once its last STABLE_SLICES slices differ by at most the factor STABLE.
@@ -131,11 +131,13 @@ def drive_speed(
     Notes
     -----
     Measuring takes at most ``CALIBRATION_S``, and the rest of the slice at which each probe's time ends. The probes read up to
-    256 MiB as extents are read, read random pages, and gather rows out of up to 64 MiB. They write as much, read and copy in
-    turns, and write again, alone and beside a stream. A rate is the median of slices, so one slow request hardly changes it.
+    256 MiB, of all parts of the file, as extents are read, read random pages, and gather rows out of up to 64 MiB. They write as
+    much, read and copy in turns, and write again, alone and beside a stream. A rate is the median of slices, so one slow request
+    hardly changes it.
 
     Rates are not used if they were measured more than a day ago, on another machine, on another drive, through another backend
-    or by another method. So rates measured while other programs used the drive expire soon. A dataset that may not be written,
+    or by another method, nor for longer than the file had been there. So rates measured while other programs used the drive, or
+    right after the file was written, expire soon. A dataset that may not be written,
     or that another process is writing, keeps no rates, and is measured again.
     """
     backend = reader.backend if reader.direct else f"{reader.backend}, buffered"
@@ -146,8 +148,11 @@ def drive_speed(
     kept = current_catalog(dataset).extra.get(KEY)
     found = None if again else _saved(kept, where)
     if found is None:
-        found = measure_drive(reader, runs_directory(dataset, run_dir), sources, disk)
-        keep(dataset, KEY, {"where": where, "when": time.time(), **asdict(found)})
+        sources = [*sources]
+        found, timed = measure_drive(reader, runs_directory(dataset, run_dir), sources, disk), _timed_file(sources)
+        # What was just written may be read out of a cache of the drive, or of a virtual machine's host, for about as long again.
+        lasts_s = MOST_AGE_S if timed is None else max(0.0, time.time() - os.stat(timed.path).st_ctime)
+        keep(dataset, KEY, {"where": where, "when": time.time(), "lasts_s": lasts_s, **asdict(found)})
     reader.drive = found
     return found
 
@@ -234,6 +239,12 @@ def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | 
     return None if rates is None else DriveSpeed(**rates)
 
 
+def _timed_file(sources: Iterable[object]) -> RowFile | None:
+    """Find the largest row file of ``sources``; None if all are small."""
+    files = (source for source in sources if isinstance(source, RowFile) and source.n_bytes >= TIMED_MIN_BYTES)
+    return max(files, key=lambda file: file.n_bytes, default=None)
+
+
 def measure_drive(reader: DriveReader, run_dir: str, sources: Iterable[object] = (), disk: int | None = None) -> DriveSpeed:
     """Measure a drive, as :func:`drive_speed` says, and keep nothing.
 
@@ -242,9 +253,9 @@ def measure_drive(reader: DriveReader, run_dir: str, sources: Iterable[object] =
     n_bytes = max(LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_BYTES if disk is None else disk) // CHUNK_BYTES * CHUNK_BYTES)
     with _nameless(run_dir) as path:
         write_bandwidth, n_bytes = _time_first_writes(path, n_bytes)
-        file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
+        file = _timed_file(sources)
         scratch = None
-        if file is None or file.n_bytes < TIMED_MIN_BYTES:
+        if file is None:
             fds = open_fd(path, os.O_RDONLY | os.O_CLOEXEC), -1
             file = scratch = RowFile(
                 reader, path, RowLayout(PAGE_BYTES, 1, PAGE_BYTES), n_bytes // PAGE_BYTES - 1, 0, 0, "off", fds=fds
@@ -375,18 +386,18 @@ def _time_stream(reader: Queues, file: RowFile) -> float:
 def _read_part(
     reader: Queues, file: RowFile, n_bytes: int, is_over: Callable[[int], bool] = lambda n_bytes: False
 ) -> tuple[int, float]:
-    """Read a part of a file as extents are read, copying one batch's rows at a time; return its bytes and the seconds.
+    """Read parts of a file as extents are read, copying one batch's rows at a time; return their bytes and the seconds.
 
     ``is_over`` gets the bytes of each batch, and ends the reading by returning True.
     """
-    n_pages = max(1, min(n_bytes, file.n_bytes) // PAGE_BYTES)
-    first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
+    runs = _spread(file.n_bytes // PAGE_BYTES, max(1, min(n_bytes, file.n_bytes) // PAGE_BYTES))
+    n_pages = int(runs[:, 1].sum())
     window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), reader.budget.available // 8))
     n_batch = max(1, min(window_bytes // PAGE_BYTES, SLICE_BYTES // PAGE_BYTES, n_pages))
     with reader.budget.reserve("reader buffers", window_bytes + n_batch * PAGE_BYTES):
         out = np.zeros((n_batch, PAGE_BYTES), np.uint8)
         begin = time.perf_counter()
-        with file.stream(np.array([[first, n_pages]], np.int64), window_bytes) as stream:
+        with file.stream(runs, window_bytes) as stream:
             done = 0
             while done < n_pages:
                 n = min(n_batch, n_pages - done)
@@ -396,6 +407,17 @@ def _read_part(
                 if is_over(n * PAGE_BYTES):
                     break
             return done * PAGE_BYTES, time.perf_counter() - begin
+
+
+def _spread(n_pages: int, n_read: int) -> npt.NDArray[np.int64]:
+    """Choose runs of pages to read, int64 ``[k, 2]``: one at a random place in each of k equal parts of a file, in any order.
+
+    So the parts of a file that a cache of the drive, or of a virtual machine's host, still holds count by their share.
+    """
+    k, rng = max(1, n_read * PAGE_BYTES // SLICE_BYTES), np.random.default_rng()
+    each, part = n_read // k, n_pages / k
+    first = ((np.arange(k) + rng.random(k) * (1 - each / part)) * part).astype(np.int64)
+    return np.stack([rng.permutation(first), np.full(k, each)], axis=1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.catalog import current_catalog
 from featstore.storage.update import Update
 
-__all__ = ["SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
+__all__ = ["MOST_AGE_S", "SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
 
 Rates = TypeVar("Rates")  # a frozen dataclass of floats
 MOST_AGE_S = 24 * 3600.0  # other programs may have used the drive, or it has aged; measuring again takes a second
@@ -45,11 +45,16 @@ def kept_or_measured(
 
 
 def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
-    """Get the rates of an entry, the fields of the dataclass ``kind``; None unless measured at ``where`` within a day."""
+    """Get the rates of an entry, the fields of the dataclass ``kind``; None unless measured at ``where`` within a day.
+
+    An entry may say that its rates last for fewer seconds, ``lasts_s``.
+    """
     if entry is None or entry.get("where") != where:
         return None
-    when = entry.get("when")
-    if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
+    when, lasts_s = entry.get("when"), entry.get("lasts_s", MOST_AGE_S)
+    if not isinstance(when, (int, float)) or not isinstance(lasts_s, (int, float)):
+        return None
+    if not 0 <= time.time() - when <= min(lasts_s, MOST_AGE_S):
         return None
     rates = {each.name: entry.get(each.name) for each in fields(kind)}
     if not all(isinstance(rate, (int, float)) and _may_be(name, rate) for name, rate in rates.items()):

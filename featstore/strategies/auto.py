@@ -126,7 +126,7 @@ class Auto(Strategy):
         if may_keep_lists(context):
             of_nodes = {} if cache == "auto" else context.nodes.sizes(cache, get_policy(PLANNED), context.batch)
             lists = keep_lists(context, sum(of_nodes.values()), self.epochs)
-            context = lists.drawn(context)
+        context, memory = ask(lists.drawn(context), caches=sum(of_edges.values()))
         with context.budget.reserve(EDGES, sum(of_edges.values())):  # for the strategy's caches of edge features
             pack_rows: tuple[int, ...] = ()
             if pack is not None and cache == "auto":

@@ -270,6 +270,42 @@ def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pyt
         assert [speed_of(g).iops, speed_of(g, again=True).iops, speed_of(g).iops] == [4, 5, 5]
 
 
+@pytest.mark.parametrize("age_s", [60.0, 1e6])
+def test_rates_of_a_file_that_was_just_written_last_as_long_as_it_was_there(
+    data: Path, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    """A cache of the drive, or of a virtual machine's host, may still have it."""
+    monkeypatch.setattr(drive_module, "TIMED_MIN_BYTES", 1)
+    clock, speeds = [0.0], iter(DriveSpeed(float(k), 2.0, 3.0, 7.0, 1.5, 0.5) for k in range(1, 9))
+    monkeypatch.setattr(keptrates.time, "time", lambda: clock[0])
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: next(speeds))
+
+    def iops_after(seconds: float) -> float:
+        with featstore.open(data) as g:
+            clock[0] = Path(g.features["x"].source.path).stat().st_ctime + seconds
+            return speed_of(g).iops
+
+    lasts_s = min(age_s, 24 * 3600)
+    found = [iops_after(age_s + share * lasts_s) for share in (0.0, 0.9, 1.1, 2.0)]
+    assert found == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("n_pages", [1, 5, 4096, 12_345, 10_000_000])
+@pytest.mark.parametrize("n_read", [1, 3, 4096, 9_000, 65_536])
+def test_reads_are_spread_over_the_file(n_pages: int, n_read: int) -> None:
+    """One run in each of equal parts: a part that a cache holds counts by its share of the file."""
+    n_read = min(n_pages, n_read)
+    runs = drive_module._spread(n_pages, n_read)
+    runs = runs[np.argsort(runs[:, 0])]
+    k, part = len(runs), n_pages / len(runs)
+    assert k == max(1, n_read // 4096)
+    assert n_read - k < runs[:, 1].sum() <= n_read
+    for number, (first, n) in enumerate(runs.tolist()):
+        assert int(number * part) <= first
+        assert first + n <= min(n_pages, (number + 1) * part + 1)
+    assert (runs[:-1].sum(axis=1) <= runs[1:, 0] + 1).all()
+
+
 @pytest.mark.parametrize("row_bytes", [4, 512, 4096, 16_384])
 @pytest.mark.parametrize("n_bytes", [1 << 20, 1 << 30])
 def test_gathers_are_timed_beside_their_operations(

@@ -236,15 +236,28 @@ def test_an_epoch_is_not_drawn_at_once_from_lists_in_memory(
     monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append(self), draw(self))[1])
     with featstore.open(small.path, memory="64MiB", threads=2) as g:
         found = []
-        for options in ({}, {"window": 1000}):
+        for options in ({}, {}, {"window": 1000}):
             sampler = featstore.EpochSampler(g, [4, 3], seed=1, draws=draws, **options)
             with load(g, sampler, strategy=strategy) as loader:
-                assert g.neighbor_cache.whole  # of the first loader
+                assert g.neighbor_cache.whole  # which the first loader made
                 assert loader.sampler is sampler
                 found.append([(batch.input_ids.clone(), batch.blocks[0].src.clone()) for batch in loader])
             assert bool(windows) == bool(options)
-    for one, other in zip(*found, strict=True):
-        assert all(torch.equal(each, same) for each, same in zip(one, other, strict=True))
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            assert all(torch.equal(each, same) for each, same in zip(one, other, strict=True))
+
+
+def test_rows_get_the_memory_of_windows_that_are_not_drawn(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lists, "more_read_s", lambda lists, n_bytes, *_: 1000.0 * (lists.held - n_bytes))  # none is given up
+    rows = set()
+    for sampler in (featstore.NeighborSampler, featstore.EpochSampler):
+        with featstore.open(deep, memory="7MiB", threads=1) as g, load(g, sampler(g, [4, 3], seed=1)) as loader:
+            stats = loader.stats()
+            assert stats["lists"] == "all in memory"
+            rows.add(stats["auto"]["capacity"])
+    assert len(rows) == 1
+    assert 0 < rows.pop() < N
 
 
 def by_importance(g: featstore.OutOfCoreGraph, fanouts: list[int]) -> Any:
