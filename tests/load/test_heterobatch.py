@@ -375,7 +375,7 @@ def many_papers(tmp_path_factory: pytest.TempPathFactory) -> tuple[TypedArrays, 
     return graph, path
 
 
-@pytest.mark.parametrize(("make", "options", "size"), SIZED)
+@pytest.mark.parametrize(("make", "options", "size"), one_in(2, SIZED, 3))
 def test_memory_goes_where_it_is_asked_for(
     many_papers: tuple[TypedArrays, Path], make: Any, options: dict[str, Any], size: str
 ) -> None:
