@@ -16,6 +16,7 @@ from featstore.adapters.datasets import npz, scipy
 from featstore.errors import FormatError
 from tests.support.commands import run
 from tests.support.imports import TINY, assert_same, refused
+from tests.support.sampled import fewer_examples
 
 
 def matrix(n: int = 40, density: float = 0.1, seed: int = 0) -> Any:
@@ -42,6 +43,7 @@ def test_what_scipy_writes(tmp_path: Path, form: str, weights: bool, compressed:
     assert report.edges_read == of.nnz
 
 
+@fewer_examples(0.4)  # each writes two datasets
 @given(
     n=st.integers(1, 60), density=st.floats(0, 0.5), seed=st.integers(0, 9), form=st.sampled_from(["csr", "csc", "coo", "lil"])
 )

@@ -176,8 +176,7 @@ def check_equal(found: list[Any], want: list[Any]) -> None:
                 assert same(mine[name][field], value), (name, field)
 
 
-@pytest.mark.parametrize("policy", ["belady", "frequency"])
-@pytest.mark.parametrize("form", ["csc", "chunked"])
+@pytest.mark.parametrize(("form", "policy"), covering(["csc", "chunked"], ["belady", "frequency"]))
 def test_packs_give_the_same_batches(case: Any, form: str, policy: str, tmp_path: Any) -> None:
     """As on demand, without a cache, from the CSC form; packs take each seed once."""
     seeds, options = (case.kind, np.unique(case.seeds)), {"batch_size": 10, "seed": 3}

@@ -14,6 +14,7 @@ import pytest
 import featstore
 from tests.support.frozen import STRATEGIES, THREADS, make_dataset, make_loader_of, make_pack
 from tests.support.kernel_counts import kernel_bytes
+from tests.support.sampled import covering
 
 # Beside the features, those which look ahead read samples and plans back from run files: ids of 4 bytes, edges, next positions.
 RUN_FILE_BYTES = {"superbatch": 24, "ginex": 24, "streamed": 24, "auto": 24}  # at most so many a row that is asked for
@@ -24,8 +25,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(tmp_path_factory.mktemp("kernel") / "graph", 20_000, 64)
 
 
-@pytest.mark.parametrize("sampler", ["neighbor", "epoch"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, ["neighbor", "epoch"]))
 def test_an_epoch_reads_what_its_stats_say(graph: Path, tmp_path: Path, strategy: str, sampler: str) -> None:
     """All neighbour lists are in memory, so that sampling reads nothing."""
     pack = make_pack(tmp_path / "pack", graph, sampler) if strategy == "packed" else None

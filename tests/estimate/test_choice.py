@@ -15,6 +15,7 @@ from featstore.cache.select import top_rows
 from featstore.estimate import choice as choice_module
 from featstore.estimate.choice import MISS_MARGIN, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.trace import Trace
+from tests.support.sampled import covering
 
 
 def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
@@ -174,8 +175,7 @@ def test_rows_on_the_device_leave_the_others_to_the_host(n_batches: int) -> None
     assert w.device_rows == 200
 
 
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("n_batches", [12, 73, 131, 150])
+@pytest.mark.parametrize(("n_batches", "given"), covering([12, 73, 131, 150], [True, False]))
 def test_hits_are_no_more_than_accesses(n_batches: int, given: bool) -> None:
     """Of what a part of the batches comes to, in an epoch: a count each, no sum of which is more than the whole."""
     n = 3000

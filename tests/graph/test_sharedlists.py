@@ -21,6 +21,7 @@ from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.graph.neighbors.sharedlists import SharedNeighborCache
 from featstore.storage.catalog import read_catalog
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import academic
 
 pytestmark = pytest.mark.usefixtures("small_pieces", "_program_server")
@@ -69,9 +70,8 @@ def check_same(one: list[Any], other: list[Any]) -> None:
             assert (a.edge_pos is None and b.edge_pos is None) or torch.equal(a.edge_pos, b.edge_pos)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("form", ["csc", "chunked"])
-@pytest.mark.parametrize("budget", ["50kB", "1MiB"])  # a part of the lists, and all of them
+# Of bytes for a part of the lists, and for all of them.
+@pytest.mark.parametrize(("way", "form", "budget"), covering(WAYS, ["csc", "chunked"], ["50kB", "1MiB"]))
 def test_as_a_cache_of_its_own(graphs: dict[str, Path], shared_memory: Path, form: str, way: str, budget: str) -> None:
     policy, options = WAYS[way]
     edges = options.get("edges", False)

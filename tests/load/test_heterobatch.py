@@ -26,7 +26,7 @@ from featstore import (
     Superbatch,
 )
 from featstore.gather.readahead import ReadAhead
-from tests.support.sampled import covering
+from tests.support.sampled import covering, one_in
 from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
 
 pytestmark = pytest.mark.shares_resources
@@ -154,8 +154,7 @@ def test_forms_give_the_same_batches(graph: TypedArrays, tmp_path: Path) -> None
         assert same(epochs(a, "ondemand"), epochs(b, "ondemand"))
 
 
-@pytest.mark.parametrize("budget", ["120KiB", "8MiB"])
-@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize(("budget", "edges", "g"), covering(["120KiB", "8MiB"], [False, True], FORMS), indirect=["g"])
 def test_a_neighbour_cache_gives_the_same_batches(g: Any, graph: TypedArrays, budget: str, edges: bool) -> None:
     before = epochs(g, "ondemand")
     g.cache_neighbors(budget, edges=edges, progress=False)
@@ -376,7 +375,7 @@ def many_papers(tmp_path_factory: pytest.TempPathFactory) -> tuple[TypedArrays, 
     return graph, path
 
 
-@pytest.mark.parametrize(("make", "options", "size"), SIZED)
+@pytest.mark.parametrize(("make", "options", "size"), one_in(2, SIZED, 3))
 def test_memory_goes_where_it_is_asked_for(
     many_papers: tuple[TypedArrays, Path], make: Any, options: dict[str, Any], size: str
 ) -> None:
@@ -491,7 +490,7 @@ def test_what_serves_one_width_says_so(of_widths: Any) -> None:
             epochs(of_widths, strategy)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", one_in(3, [*STRATEGIES]))
 def test_a_feature_that_types_share_is_one_column(tmp_path: Path, name: str) -> None:
     """Types whose ``x`` has one form lie in one file: one plan and one cache serve all of them, or some."""
     graph = academic().draw("x", 3, np.float16, institution=16, author=16)

@@ -36,6 +36,7 @@ from featstore.storage.drive import DriveSpeed
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
+from tests.support.sampled import covering
 from tests.support.typed import CITES, academic, check_batch
 
 pytestmark = [
@@ -162,8 +163,7 @@ def test_where_others_go_on(g: Any, thirty: str, way: str) -> None:
         loader.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n_done", [3, 1])
+@pytest.mark.parametrize(("way", "n_done"), covering(WAYS, [3, 1]))
 def test_batches_that_were_drawn_before_are_drawn_anew(g: Any, way: str, n_done: int) -> None:
     """A loader has measured or profiled batches of epoch 0 whose step it then goes on within; the epoch after it is whole."""
     make, strategy = WAYS[way]
@@ -254,8 +254,7 @@ def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("way", ["belady", "short", "frequency", "auto"])
+@pytest.mark.parametrize(("way", "shuffle"), covering(["belady", "short", "frequency", "auto"], [True, False]))
 def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> None:
     """Each of two ranks has half of each epoch's batches, as they are; ranks and one process may run one layout."""
     sampler, x = NeighborSampler(g, [4, 3], seed=3), g.features["x"][:]

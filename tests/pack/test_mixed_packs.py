@@ -173,7 +173,7 @@ def capacities(g: Any) -> dict[str, int]:
     return {name: 0 if store.cache is None else store.cache.capacity for name, store in g.columns.items()}
 
 
-@pytest.mark.parametrize("size", [0.1, "20KiB", "200KiB", 1.0])
+@pytest.mark.parametrize(("size", "g"), covering([0.1, "20KiB", "200KiB", 1.0], FORMS), indirect=["g"])
 def test_a_size_is_divided_by_shares_of_the_rows(g: Any, tmp_path: Path, size: Any) -> None:
     """Of any size, so that it names the same layouts whatever batch is measured; other strategies divide bytes by one."""
     with sample(g, tmp_path / "p", 1) as pack:

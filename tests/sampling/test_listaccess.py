@@ -79,9 +79,7 @@ def test_random_access_asks_for_what_was_drawn_and_nothing_else(tmp_path: Path, 
     assert not g.file.streams
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("access", ACCESSES)
-@pytest.mark.parametrize("size", [2, 30, 700])
+@pytest.mark.parametrize(("kind", "access", "size"), covering(KINDS, ACCESSES, [2, 30, 700], together=2))
 def test_few_targets_in_many_ranges_are_read_for_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[EpochGraph], access: str, size: int
 ) -> None:

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
-def group(rank: int, world_size: int, folder: Path, timeout_s: float = 300) -> Iterator[None]:
+def group(rank: int, world_size: int, folder: Path) -> Iterator[None]:
     """Be a rank of a gloo group, which meets by a file in ``folder``."""
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=300)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timeout)
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -111,7 +112,12 @@ def neighborhood(lists: list[list[int]], node: int, hops: int) -> tuple[set[int]
 
 def paths_to(lists: list[list[int]], node: int, hops: int, ends: set[int]) -> int:
     """Paths of one to ``hops`` edges, backwards from a node, that end in ``ends``."""
-    return sum((u in ends) + (paths_to(lists, u, hops - 1, ends) if hops > 1 else 0) for u in lists[node])
+
+    @cache  # paths in cycles are exponentially many
+    def paths(node: int, hops: int) -> int:
+        return sum((u in ends) + (paths(u, hops - 1) if hops > 1 else 0) for u in lists[node])
+
+    return paths(node, hops)
 
 
 def pagraph(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 # A fault, and below it the tests that cover it: of each file (tests/<room>/test_….py) its functions.
@@ -128,10 +128,9 @@ def coverage() -> dict[str, set[str]]:
 def test_table_names_tests_that_exist() -> None:
     folder = Path(__file__).resolve().parents[1]
     known = {
-        f"{path.parent.name}/{path.stem.removeprefix('test_')}::{node.name}"
+        f"{path.parent.name}/{path.stem.removeprefix('test_')}::{name}"
         for path in folder.glob("*/test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+        for name in re.findall(r"^ *def (test\w+)\(", path.read_text(), re.MULTILINE)
     }
     assert len(coverage()) > 25
     for fault, names in coverage().items():

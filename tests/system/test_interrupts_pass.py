@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,18 +41,17 @@ def swallows(tree: ast.AST) -> Iterator[int]:
         elif isinstance(node, ast.Try):
             left = (each for line in node.finalbody for each in ast.walk(line))
             yield from (each.lineno for each in left if isinstance(each, (ast.Return, ast.Break, ast.Continue)))
-        elif (
-            isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress") and ALL & set(map(ast.unparse, node.args))
-        ):
-            yield node.lineno
+        elif isinstance(node, ast.Call) and ALL & {each.id for each in node.args if isinstance(each, ast.Name)}:
+            yield from [node.lineno] if ast.unparse(node.func).endswith("suppress") else []
 
 
 def opens(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in OPENS:
-            yield ast.unparse(node)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and f"{node.value.id}.{node.attr}" in OPENS:
+            yield f"{node.value.id}.{node.attr}"
 
 
+@functools.cache
 def modules() -> dict[str, ast.AST]:
     return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
