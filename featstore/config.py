@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -21,6 +22,7 @@ __all__ = [
     "check_at_least",
     "check_flag",
     "check_integer",
+    "check_place",
     "format_size",
     "listed",
     "local_ranks",
@@ -171,8 +173,26 @@ def format_size(n_bytes: int, *, down: bool = False) -> str:
 
 
 def user_path(path: str | os.PathLike[str]) -> str:
-    """Expand a path that a user gave: ``~`` or ``~name`` at its beginning is a home directory."""
-    return os.path.expanduser(os.fsdecode(path))
+    """Expand a path that a user gave: ``~`` or ``~name`` at its beginning is a home directory.
+
+    FileNotFoundError for an empty path, such as that of a shell's variable that is not set: it is not the working directory.
+    """
+    text = os.fsdecode(path)
+    if not text:
+        raise FileNotFoundError(errno.ENOENT, "an empty path; '.' is the working directory")
+    return os.path.expanduser(text)
+
+
+def check_place(what: str, path: str | os.PathLike[str]) -> None:
+    """Check, before any work, that a file can be written to ``path``: OSError if its folder is not there or not writable."""
+    name = os.fspath(path)
+    folder = os.path.dirname(name) or "."
+    if os.path.isdir(name):
+        raise IsADirectoryError(errno.EISDIR, f"a directory in place of {what}", name)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, f"the folder of {what} {name!r} is not there", folder)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, f"{what} {name!r} cannot be written", folder)
 
 
 def refuse_path(g: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from featstore.config import check_place
 from featstore.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ def check_plot(path: str | os.PathLike[str] | None) -> None:
     formats = Figure().canvas.get_supported_filetypes()
     if ending not in formats:
         raise ValueError(f"plot {name!r}: the name must end in one of {', '.join('.' + each for each in sorted(formats))}")
-    folder = os.path.dirname(name) or "."
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, f"the folder of the plot {name!r} is not there", folder)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
+    check_place("the plot", name)
 
 
 def shown_figure(**options: Any) -> Figure:

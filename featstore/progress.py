@@ -27,7 +27,8 @@ class Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in e
 
 def is_seen() -> bool:
     """Check whether bars are visible: stderr is a terminal, or the process is a notebook's."""
-    return sys.stderr.isatty() or _in_notebook()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()  # it is None where it was closed before
+    return on_terminal or _in_notebook()
 
 
 def _in_notebook() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from typing import Any
 
@@ -55,7 +56,11 @@ def run(options: argparse.Namespace) -> int:
         memory=options.memory,
         progress=not options.json,
     )
-    result = {"path": options.path, "converted": is_new, **describe_form(options.path, current_catalog(options.path))}
+    result = {
+        "path": os.path.abspath(options.path),
+        "converted": is_new,
+        **describe_form(options.path, current_catalog(options.path)),
+    }
     result["seconds"] = round(time.perf_counter() - begin, 3)
     done = f"converted in {result['seconds']:.1f} s" if is_new else "it was so already"
     print_result(options, result, f"{options.path}: {form_text(result)}; {done}")

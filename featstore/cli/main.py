@@ -25,7 +25,8 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status.
 
-    0; 1 if a dataset or a pack is damaged; 2 if the command cannot be carried out; 130 after Ctrl-C.
+    0; 1 if a dataset or a pack is damaged; 2 if the command cannot be carried out; 130 after Ctrl-C; 141 if
+    the reader of its output has gone.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of few characters gets escapes for others, as stderr does

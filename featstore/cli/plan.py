@@ -155,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
                     budget=graph.budget,
                     on_step=on_step,
                 )
-    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes)}
+    result = {"path": os.path.abspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes)}
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
 
     def draw(name: str) -> None:
@@ -220,7 +220,7 @@ def _explain(options: argparse.Namespace) -> int:
             choices = [_choice(options, graph, nodes, each, machine) for each in workloads]
             if options.device_cache == "auto":
                 choices = [replace(each, note=SIZED_LATER) for each in choices]
-    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
+    result = {"path": os.path.abspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
     text += "\n\n".join(each.table() for each in choices)
@@ -297,7 +297,7 @@ def _redundancy(options: argparse.Namespace) -> int:
             on_batch=on_batch,
         )
     fanouts = ",".join(map(str, options.fanouts))
-    result = {"path": os.fspath(options.path), "fanouts": options.fanouts, "seed": options.seed, **found.to_dict()}
+    result = {"path": os.path.abspath(options.path), "fanouts": options.fanouts, "seed": options.seed, **found.to_dict()}
     text = f"{options.path}: fan-outs {fanouts}\n{found.table()}"
     if found.n_counted < found.n_batches:
         text += "\n--all counts every batch"

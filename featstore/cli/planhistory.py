@@ -90,7 +90,7 @@ def plan_history(options: argparse.Namespace) -> int:
     if "why" in found:
         raise ValueError(f"{found['why']}; --memory is {format_size(memory)}: give more")
     split = Split.from_dict(found)
-    result = {"path": os.fspath(options.path), "feature": options.feature, "strategy": options.strategy, "memory": memory}
+    result = {"path": os.path.abspath(options.path), "feature": options.feature, "strategy": options.strategy, "memory": memory}
     result |= {"dim": options.hidden, "staleness": options.staleness, "node_bytes": node_bytes, "split": found}
     result["seconds"] = stats["seconds"]["split"]
     text = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from featstore.errors import CorruptionError, FeatstoreError
 
 __all__ = ["command_parser", "run"]
 
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell names the status of a program that the signal ended
+
 _MODULES: tuple[Any, ...] = (
     *(create, importing, info, verify, convert, partition, export, plan),
     *(pack, train, aggregate, infer, doctor, bench),
@@ -37,7 +40,7 @@ _MODULES: tuple[Any, ...] = (
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (the command cannot be carried out)."""
+    """Run a command, and return its exit status, as :func:`~featstore.cli.main.main` does."""
     try:
         arguments = with_values(arguments)
         options, unknown = command_parser(arguments).parse_known_args(arguments)
@@ -50,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader has gone; without this the interpreter complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return PIPE_CLOSED
     except KeyboardInterrupt as error:
         print(f"featstore: interrupted{f'; {error}' if error.args else ''}", file=sys.stderr)
         return 130

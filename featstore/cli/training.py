@@ -17,7 +17,7 @@ from featstore.cli.checkpoints import Checkpoints
 from featstore.cli.model import HeteroSizes, ModelSizes, Sizes, save_model
 from featstore.cli.recording import check_target
 from featstore.cli.splits import SPLITS, Labelled, class_ids, count_classes, no_seeds, split_seeds
-from featstore.config import format_size, listed
+from featstore.config import check_place, format_size, listed
 from featstore.gather.device import check_device
 from featstore.load.heterobatch import HeteroMiniBatch
 from featstore.load.loader import Loader
@@ -256,6 +256,8 @@ def train(
     """
     show = is_seen() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
+    if save is not None:
+        check_place("the model", save)  # a training may take days
     check_fields(g, feature, labels, edge_features, target)
     classified = cast(Labelled, g if target is None else g[target])
     options = dict(loader_options or {})

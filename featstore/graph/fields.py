@@ -62,6 +62,10 @@ class Fields(Shown, Mapping[str, Any]):
         text = str(dtype).removeprefix("torch.")
         return text, list(shape), getattr(torch, text).itemsize * math.prod(shape)
 
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        """Travel as a dict of the fields: stores that open the dataset where they arrive, node data by value."""
+        return dict, (dict(self),)
+
     def __repr__(self) -> str:
         found = []
         for name in self._names:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
 import numpy.typing as npt
 import torch
@@ -59,8 +59,17 @@ from featstore.strategies.windows import describe_windows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from typing_extensions import TypeVar
 
     from featstore.graph.dataset import OutOfCoreGraph
+    from featstore.load.heterobatch import HeteroMiniBatch
+
+    # HeteroMiniBatch where seeds are (type, ids); for a pack of several types say so by a cast.
+    BatchT_co = TypeVar("BatchT_co", covariant=True, default=MiniBatch)
+else:
+    from typing import TypeVar
+
+    BatchT_co = TypeVar("BatchT_co", covariant=True)
 
 __all__ = ["Loader"]
 
@@ -74,7 +83,7 @@ def _release(held: list[Reservation]) -> None:
         held.pop().release()
 
 
-class Loader(ShownAsTables, IterableDataset[MiniBatch]):
+class Loader(ShownAsTables, IterableDataset[BatchT_co]):
     """Iterate over mini-batches of a graph; each ``for`` loop is one epoch.
 
     Parameters
@@ -183,6 +192,52 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
     the same features, of any loader, reads on demand through these caches. If the epochs run in turn, each loader makes its
     caches anew in place of the other loader's. A loader must not be used across a fork: make it in the child.
     """
+
+    @overload
+    def __init__(
+        self: Loader[HeteroMiniBatch],
+        g: OutOfCoreGraph | PackedGraph,
+        sampler: Sampler,
+        seeds: tuple[str, Any],
+        batch_size: int | None = ...,
+        features: str | Sequence[str] | Mapping[str, Any] = ...,
+        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = ...,
+        strategy: str | Strategy | type[Strategy] = ...,
+        shuffle: bool = ...,
+        seed: int = ...,
+        drop_last: bool = ...,
+        device: torch.device | str = ...,
+        device_cache: int | float | str | DeviceCache | None = ...,
+        prefetch: int | str = ...,
+        threads: int | Mapping[str, int] | None = ...,
+        edge_features: str | Sequence[str] | Mapping[Any, Any] = ...,
+        history: History | None = ...,
+        rank: int | None = ...,
+        world_size: int | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[MiniBatch],
+        g: OutOfCoreGraph | PackedGraph,
+        sampler: Sampler | None = ...,
+        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = ...,
+        batch_size: int | None = ...,
+        features: str | Sequence[str] | Mapping[str, Any] = ...,
+        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = ...,
+        strategy: str | Strategy | type[Strategy] = ...,
+        shuffle: bool = ...,
+        seed: int = ...,
+        drop_last: bool = ...,
+        device: torch.device | str = ...,
+        device_cache: int | float | str | DeviceCache | None = ...,
+        prefetch: int | str = ...,
+        threads: int | Mapping[str, int] | None = ...,
+        edge_features: str | Sequence[str] | Mapping[Any, Any] = ...,
+        history: History | None = ...,
+        rank: int | None = ...,
+        world_size: int | None = ...,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -395,7 +450,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
     # Iteration.
 
     @property
-    def dataset(self) -> Loader:
+    def dataset(self) -> Loader[BatchT_co]:
         """The loader itself: frameworks look here for an ``IterableDataset``, whose batches they leave as they are."""
         return self
 
@@ -408,14 +463,14 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
         """Number of batches in an epoch."""
         return len(self._runner.context.batches)
 
-    def __iter__(self) -> Iterator[MiniBatch]:
+    def __iter__(self) -> Iterator[BatchT_co]:
         """Return an iterator over the next epoch, or over the rest of the epoch that :meth:`load_state_dict` restored.
 
         The epoch begins with the first ``next()``: only then the iterator takes the epoch's number, memory and threads, and the
         features' caches.
         """
         self._check_open()
-        return EpochIterator(self._begin_epoch)
+        return cast("Iterator[BatchT_co]", EpochIterator(self._begin_epoch))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -583,7 +638,7 @@ class Loader(ShownAsTables, IterableDataset[MiniBatch]):
                 stack.callback(self._runner.memory.close)
                 stack.callback(self._runner.close, failed)
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Loader[BatchT_co]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -171,7 +171,8 @@ class BuildDirectory:
                 raise FileExistsError(
                     errno.EEXIST, f"a {self._what} exists here; overwrite=True (--overwrite) replaces it", self.target
                 )
-        raise FileExistsError(errno.EEXIST, f"exists and is not a {self._what}, so it is not replaced", self.target)
+        found = "is a symbolic link" if os.path.islink(self.target) else f"exists and is not a {self._what}"
+        raise FileExistsError(errno.EEXIST, f"{found}, so it is not replaced", self.target)
 
     def _make(self, kept: str) -> None:
         while True:

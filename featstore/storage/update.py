@@ -337,7 +337,10 @@ def sweep_unused(root: str) -> None:
 def writer_lock(root: str) -> FileLock:
     """Take the writer's lock of the dataset, or pack, at ``root``; BusyError if another process or handle has it."""
     while True:
-        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)
+        try:
+            lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "no such directory; it may have been renamed or removed", root) from None
         # The directory may have been replaced before the lock was taken; then the lock is that of the removed directory.
         try:
             if lock.in_place:

@@ -24,6 +24,14 @@ def use_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) 
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
+def test_no_bar_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not is_seen()
+    with Progress("reading", 100, show=True) as bar:
+        bar.add(100)
+    note("a line")
+
+
 @pytest.mark.parametrize(("config", "is_notebook"), [(KERNEL, True), (SHELL, False), (None, False)])
 def test_a_notebook_shows_text_bars(monkeypatch, capsys, config, is_notebook) -> None:
     monkeypatch.setattr(progress, "find_spec", lambda name: None)  # ipywidgets is not there

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import featstore
 from featstore.cli import run
 from featstore.cli.main import main
 from featstore.cli.parser import COMMANDS
+from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import read_catalog
 from tests.support.graphs import skewed_dataset
 
@@ -283,7 +285,10 @@ def test_bench(tmp_path, capsys):
         (["plan", "{small}", "--explain", "--policies", "lru"], "--policies goes with --simulate"),
         (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "it takes a planned policy"),
         (["train", "{small}", "--length", "5"], "--length: goes with --strategy ginex, packed, streamed or superbatch"),
-        (["train", "{small}", "--length", "5"], "--length: goes with --strategy"),
+        (["train", "{small}", "--save", "{tmp}/nowhere/model"], "the folder of the model"),
+        (["train", "{small}", "--save", "{tmp}"], "a directory in place of the model"),
+        (["info", ""], "an empty path; '.' is the working directory"),
+        (["create", "", "--indptr", "{tmp}/x.npy", "--indices", "{tmp}/x.npy"], "an empty path"),
         (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
         (["create", "{tmp}/g"], "give either --indptr and --indices"),
@@ -407,6 +412,20 @@ def test_a_reader_that_went_away(small):
     command = f"{sys.executable} -m featstore.cli info {small.path} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500, check=False)
     assert done.stderr == ""
+    read, write = os.pipe()
+    close_quietly(read)
+    try:
+        done = subprocess.run([*command.split()[:-2]], stdout=write, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
+    finally:
+        close_quietly(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")  # and not 1, which is for damage
+
+
+@pytest.mark.parametrize("command", ["plan {} --simulate --sizes 10% --policies lru", "convert {} --topology csc", "info {}"])
+def test_paths_in_json_are_absolute(small, monkeypatch, capsys, command):
+    monkeypatch.chdir(small.path.parent)
+    assert main([*command.format(small.path.name).split(), "--json"]) == 0
+    assert result(capsys)["path"] == str(small.path)
 
 
 def test_partition(small, tmp_path, capsys):

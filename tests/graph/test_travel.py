@@ -33,6 +33,16 @@ def test_what_belongs_to_a_process_says_so_and_what_to_use_instead(small: Simple
     assert len(batches) == len(loader)
 
 
+def test_fields_travel_as_a_dict(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        for attempt in (lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy):
+            features, data = attempt(g.features), attempt(g.node_data)
+            assert {name: store[[3, -1]].tolist() for name, store in features.items()} == {
+                name: store[[3, -1]].tolist() for name, store in g.features.items()
+            }
+            assert data["y"].equal(g.node_data["y"])
+
+
 def test_a_loader_says_what_it_is(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         strategy = featstore.Superbatch(cache=0.1, length=3)

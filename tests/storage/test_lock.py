@@ -135,6 +135,13 @@ def test_one_update_at_a_time(root: Path) -> None:
     Update(root).__exit__(None, None, None)
 
 
+def test_the_lock_of_a_directory_that_was_moved(root: Path) -> None:
+    root.rename(f"{root}.moved")
+    with pytest.raises(FileNotFoundError, match="may have been renamed or removed") as caught:
+        Update(root)
+    assert caught.value.filename == str(root)
+
+
 def test_what_dead_writers_left_goes_at_once_and_old_files_when_nobody_reads(root: Path) -> None:
     dead = {"a.tmp", "node.x.rows.2.tmp", "node.new.2.rows", "node.new.2.rows.sums", "catalog.lmdb/data.mdb.1.tmp"}
     making = {"making.z/step-0.rows.ab.tmp", "making.z/step-0.rows.sums.ab.tmp", "making.z/state.new.tmp"}

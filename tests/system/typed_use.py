@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import cast
 
 import numpy as np
 import torch
@@ -88,10 +87,14 @@ def types(path: str, pairs: torch.Tensor) -> int:
 def train_types(g: featstore.OutOfCoreGraph, seeds: torch.Tensor) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for batch in featstore.Loader(g, featstore.NeighborSampler(g, [3, 3]), ("paper", seeds)):
-        typed = cast(featstore.HeteroMiniBatch, batch)
-        block: Block = typed.blocks[0]["author", "writes", "paper"]
-        found += [typed.x["paper"], typed.y, block.src]
+        block: Block = batch.blocks[0]["author", "writes", "paper"]
+        found += [batch.x["paper"], batch.y, block.src]
     return found
+
+
+def both(one: featstore.Loader, typed: featstore.Loader[featstore.HeteroMiniBatch]) -> tuple[torch.Tensor, torch.Tensor]:
+    with typed as loader:
+        return next(iter(one)).x, next(iter(loader)).x["paper"]
 
 
 def make(path: str) -> int:
