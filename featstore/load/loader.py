@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy.typing as npt
 import torch
@@ -62,9 +62,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from featstore.graph.dataset import OutOfCoreGraph
-    from featstore.load.heterobatch import HeteroMiniBatch
 
-    # HeteroMiniBatch where seeds are (type, ids); for a pack of several types say so by a cast.
+    # Of a graph of several types Loader[HeteroMiniBatch](…) says so: overloads would repeat all of the signature.
     BatchT_co = TypeVar("BatchT_co", covariant=True, default=MiniBatch)
 else:
     from typing import TypeVar
@@ -192,52 +191,6 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
     the same features, of any loader, reads on demand through these caches. If the epochs run in turn, each loader makes its
     caches anew in place of the other loader's. A loader must not be used across a fork: make it in the child.
     """
-
-    @overload
-    def __init__(
-        self: Loader[HeteroMiniBatch],
-        g: OutOfCoreGraph | PackedGraph,
-        sampler: Sampler,
-        seeds: tuple[str, Any],
-        batch_size: int | None = ...,
-        features: str | Sequence[str] | Mapping[str, Any] = ...,
-        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = ...,
-        strategy: str | Strategy | type[Strategy] = ...,
-        shuffle: bool = ...,
-        seed: int = ...,
-        drop_last: bool = ...,
-        device: torch.device | str = ...,
-        device_cache: int | float | str | DeviceCache | None = ...,
-        prefetch: int | str = ...,
-        threads: int | Mapping[str, int] | None = ...,
-        edge_features: str | Sequence[str] | Mapping[Any, Any] = ...,
-        history: History | None = ...,
-        rank: int | None = ...,
-        world_size: int | None = ...,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Loader[MiniBatch],
-        g: OutOfCoreGraph | PackedGraph,
-        sampler: Sampler | None = ...,
-        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = ...,
-        batch_size: int | None = ...,
-        features: str | Sequence[str] | Mapping[str, Any] = ...,
-        labels: str | Sequence[str] | torch.Tensor | npt.NDArray[Any] | Mapping[str, Any] | None = ...,
-        strategy: str | Strategy | type[Strategy] = ...,
-        shuffle: bool = ...,
-        seed: int = ...,
-        drop_last: bool = ...,
-        device: torch.device | str = ...,
-        device_cache: int | float | str | DeviceCache | None = ...,
-        prefetch: int | str = ...,
-        threads: int | Mapping[str, int] | None = ...,
-        edge_features: str | Sequence[str] | Mapping[Any, Any] = ...,
-        history: History | None = ...,
-        rank: int | None = ...,
-        world_size: int | None = ...,
-    ) -> None: ...
 
     def __init__(
         self,

@@ -86,7 +86,8 @@ def types(path: str, pairs: torch.Tensor) -> int:
 
 def train_types(g: featstore.OutOfCoreGraph, seeds: torch.Tensor) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    for batch in featstore.Loader(g, featstore.NeighborSampler(g, [3, 3]), ("paper", seeds)):
+    loader = featstore.Loader[featstore.HeteroMiniBatch](g, featstore.NeighborSampler(g, [3, 3]), ("paper", seeds))
+    for batch in loader:
         block: Block = batch.blocks[0]["author", "writes", "paper"]
         found += [batch.x["paper"], batch.y, block.src]
     return found
