@@ -152,16 +152,17 @@ def main(arguments: list[str] | None = None) -> int:
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree, room = copy_tree(Path(folder) / "tree"), f"tests/{options.room}"
-        if run_tests(tree, (room,), 3 * options.limit)[0]:
-            raise SystemExit(f"{room} fails, or takes too long, without a mutation")
+        failed, printed = run_tests(tree, (room,), 3 * options.limit, options.limit)
+        if failed:
+            raise SystemExit(f"{room} fails, or takes too long, without a mutation:\n{printed}")
         chosen = draw(options.room, options.count, options.seed)
         for each in chosen:
             path, source = tree / each.file, (ROOT / each.file).read_text()
             path.write_text(each.changed(source))
             tests = own_tests(each.file)
-            noticed, printed = run_tests(tree, tests, options.limit) if tests else (False, "")
+            noticed, printed = run_tests(tree, tests, options.limit, options.limit) if tests else (False, "")
             if not noticed:
-                noticed, printed = run_tests(tree, (room,), options.limit)
+                noticed, printed = run_tests(tree, (room,), options.limit, options.limit)
             path.write_text(source)
             by = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR", "ImportError"))] or ["stopped"]
             line, old, new = each.lines(source)

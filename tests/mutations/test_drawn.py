@@ -87,10 +87,10 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     ran: list[tuple[str, ...]] = []
     chosen = draw("idmaps", 2, 1)
 
-    def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float) -> tuple[bool, str]:
+    def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, test_s: float) -> tuple[bool, str]:
         changed = [each.file for each in chosen if (tree / each.file).read_text() != (ROOT / each.file).read_text()]
         ran.append((*changed, *tests))
-        return len(ran) == 2, "FAILED here"
+        return len(ran) == 2, f"FAILED here, {limit_s} s, {test_s} s"
 
     def copy_tree(tree: Path) -> Path:
         for each in chosen:
@@ -100,7 +100,7 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
     monkeypatch.setattr(drawn, "run_tests", run_tests)
     monkeypatch.setattr(drawn, "copy_tree", copy_tree)
-    assert drawn.main(["--room", "idmaps", "--count", "2", "--seed", "1"]) == 1
+    assert drawn.main(["--room", "idmaps", "--count", "2", "--seed", "1", "--limit", "7"]) == 1
     one, two = chosen
     assert ran == [
         ("tests/idmaps",),
@@ -109,6 +109,6 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         (two.file, "tests/idmaps"),
     ]
     printed = capsys.readouterr().out
-    assert f"noticed  {one.file}" in printed
+    assert f"noticed  {one.file}:{one.lines((ROOT / one.file).read_text())[0]} FAILED here, 7.0 s, 7.0 s\n" in printed
     assert f"SURVIVED {two.file}" in printed
     assert "1 of 2 noticed" in printed
