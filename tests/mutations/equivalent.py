@@ -4,4 +4,10 @@ from __future__ import annotations
 
 __all__ = ["EQUIVALENT"]
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "featstore/idmaps/idmap.py",
+        "more = 0 if n_bytes <= _BLOCK_BYTES else 4 * n_bytes  # of a name that is longer than a block",
+        "more = 0 if (n_bytes < _BLOCK_BYTES) else 4 * n_bytes  # of a name that is longer than a block",
+    ): "names of exactly one block are counted twice while they are read: more memory than is needed, for a moment",
+}
