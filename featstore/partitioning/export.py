@@ -230,7 +230,9 @@ class _Export:
                 file = g.snapshot.rows_of(record)
                 rows = _PartRows(record, file, part) if role == "feature" else _Stored(record.dtype, record.shape, file)
                 fields.append((role, name, rows))
-        total = sum(each.n_rows * each.row_bytes for _, _, each in fields) + n_edges * g.topology.id_bytes
+        total = n_edges * g.topology.id_bytes
+        total += sum(each.n_rows * each.row_bytes for _, _, each in fields)
+        total += sum(each.n_rows * each.row_bytes for _, each in self._kept_files())
         with Progress("export", total, self._shows) as bar:
             builder = Builder(self._steps.folder, self._memory, bar)
             hops = self._file(_HOPS, builder, "part.hops", HOPS_ROLE, _Array(part.hop_of))
@@ -367,13 +369,16 @@ class _Export:
                 yield ids[edge:]
             edge = max(0, edge - len(ids))
 
+    def _kept_files(self) -> Iterator[tuple[str, RowFile]]:
+        """Yield the files of the training nodes of all parts, by role."""
+        for role in SELF_RELIANT_ROLES:
+            if role != "train_nodes" or self._kept.n_train:
+                yield role, file_of_parts(self._g.snapshot, self._kept, role)
+
     def _write_kept(self, builder: Builder) -> dict[str, Any]:
         """Write the training nodes of all parts, as they are kept; return the catalog's entry."""
-        g, kept, files = self._g, self._kept, {}
-        for role in SELF_RELIANT_ROLES:
-            if role == "train_nodes" and not kept.n_train:
-                continue
-            file = file_of_parts(g.snapshot, kept, role)
+        g, kept, files = self._g, self._kept, dict[str, str]()
+        for role, file in self._kept_files():
             rows = _Stored(f"int{8 * file.row_bytes}", (file.n_rows,), file)
             record = self._file(self._next(), builder, f"{role}.{file_stem(kept.name)}", role, rows)
             builder.files[record.name] = record

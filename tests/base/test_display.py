@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,11 @@ def test_an_object_that_cannot_be_shown_says_so() -> None:
     assert repr(Half()) == "<Half, which cannot be shown: AttributeError>"
     assert Half()._repr_html_() == "&lt;Half, which cannot be shown: AttributeError&gt;"
     assert repr(OneLine()) == "<OneLine, which cannot be shown: ZeroDivisionError>"
+
+
+def test_what_has_a_shape_or_a_type_alone_is_no_array() -> None:
+    assert described(SimpleNamespace(shape=(2,))) == "namespace(shape=(2,))"
+    assert described(SimpleNamespace(dtype="int")) == "namespace(dtype='int')"
 
 
 def test_values_of_other_classes_are_one_line() -> None:

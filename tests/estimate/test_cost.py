@@ -23,6 +23,7 @@ from featstore.estimate.cost import (
     put_together,
     random_read_s,
     random_reads,
+    table,
 )
 from featstore.estimate.length import Length
 from featstore.estimate.misses import MissCurves, Misses
@@ -338,3 +339,10 @@ def test_bytes_moved_are_those_of_the_reads() -> None:
     assert found["streamed", "belady"].moved_bytes == pytest.approx(2 * 5_000_000 * 512 + pieces, rel=0.01)
     alone = by_name(workload(n_batches=10**6, n_accesses=30_000, n_top=20_000), FREE_COPIES)["ondemand", "frequency"]
     assert alone.moved_bytes == pytest.approx(10_000 * 4096, rel=0.01)  # a page each
+
+
+def test_a_star_is_at_the_one_that_is_taken() -> None:
+    one, two = Estimate("one", "lru", 1.0, 0.0, 5), Estimate("two", "lru", 2.0, 0.0, 5)
+    _, *lines = table([one, two], 1, two).splitlines()
+    assert [line.split("(")[0] for line in lines] == ["  one ", "* two "]
+    assert "*" not in table([one, two], 1)

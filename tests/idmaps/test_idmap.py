@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.errors import ClosedError, CorruptionError, FormatError, UnknownNameError
 from featstore.idmaps import idmap
-from featstore.idmaps.idmap import IDS_KEY, bucket_of
+from featstore.idmaps.idmap import IDS_KEY, bucket_of, map_of
 from featstore.storage.update import Update
 from tests.support.names import named_graph
 
@@ -121,6 +122,18 @@ def test_a_wrong_entry_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
         update.commit()
     with featstore.open(path, memory="64MiB") as g, pytest.raises(FormatError, match="map of ids cannot be used"):
         g.ids()
+
+
+@pytest.mark.parametrize("n_buckets", [-1, 0, 3, 6])
+def test_a_number_of_buckets_that_is_no_power_of_two_is_named(tmp_path: Path, n_buckets: int) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b", "c"])
+    with Update(path) as update:
+        catalog = update.catalog
+    name = catalog.extra[f"{IDS_KEY}_"]["files"]["id_buckets"]
+    files = {**catalog.files, name: replace(catalog.files[name], n_rows=n_buckets + 1)}
+    assert map_of(catalog, "_", 3, "g") is not None
+    with pytest.raises(FormatError, match="g: the catalog's map of ids cannot be used"):
+        map_of(replace(catalog, files=files), "_", 3, "g")
 
 
 def test_a_damaged_page_is_found(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def mutate(tree: Path, mutation: Mutation) -> None:
             raise RuntimeError(f"mutation {mutation.name!r} does not compile:\n{done.stdout}{done.stderr}")
 
 
-def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float = LIMIT_S) -> tuple[bool, str]:
-    """Run tests in a copy; return whether one failed, and what pytest printed.
+def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float = LIMIT_S, test_s: float = 120) -> tuple[bool, str]:
+    """Run tests in a copy, ``test_s`` seconds each at most; return whether one failed, and what pytest printed.
 
     Raises
     ------
@@ -84,7 +84,19 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float = LIMIT_S) -> t
     found = subprocess.run([sys.executable, "-c", where], check=True, **options).stdout.strip()
     if Path(found) != tree / "featstore" / "__init__.py":
         raise RuntimeError(f"the tests in {tree} would import {found}")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--timeout", "120", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+        "--timeout",
+        str(test_s),
+        *tests,
+    ]
     try:
         done = subprocess.run(command, timeout=limit_s, check=False, **options)
     except subprocess.TimeoutExpired:

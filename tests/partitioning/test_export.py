@@ -18,6 +18,8 @@ import torch
 import featstore
 from featstore.cli.main import main
 from featstore.errors import BudgetError, CorruptionError, FormatError, StaleError
+from featstore.partitioning import export
+from featstore.progress import Progress
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from featstore.testing.faults import flipped
@@ -49,6 +51,24 @@ def part(made: SimpleNamespace) -> Iterator[featstore.OutOfCoreGraph]:
     with featstore.open(made.parts[1], memory=MEMORY, threads=2) as graph:
         yield graph
     assert set(graph.memory_report()) <= {"sampler scratch"}, "which samplers hold that still live"
+
+
+def test_its_progress_ends_at_its_total(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: dict[str, tuple[int, int]] = {}
+
+    class Recorded(Progress):
+        def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
+            super().__init__(label, total, False, unit, delay_s)
+            self.label, self.total = label, total
+
+        def __exit__(self, *_: object) -> None:
+            bars[self.label] = (self.total, self._done)
+
+    monkeypatch.setattr(export, "Progress", Recorded)
+    with featstore.open(made.path, memory=MEMORY) as g:
+        featstore.export(g, tmp_path / "part", part=1, progress=False)
+    total, done = bars["export"]
+    assert total == done > 0
 
 
 def test_it_has_the_rows_and_lists_of_the_part(part: Any, made: SimpleNamespace) -> None:

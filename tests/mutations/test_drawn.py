@@ -1,0 +1,114 @@
+"""Mutations drawn at random (tests/mutations/drawn.py): what is drawn, and that nothing is that no test could notice."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.mutations import drawn
+from tests.mutations.campaign import ROOT
+from tests.mutations.drawn import draw, is_equivalent, own_tests, places
+from tests.mutations.equivalent import EQUIVALENT
+
+NOTHING = '''
+"""A text of 1 < 2."""
+import a
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import b
+    c = 1 < 2
+x: int | None = None
+class A:
+    """Is not 1 + 1."""
+    field: "int | None"
+    def __repr__(self) -> str:
+        return str(1 + 1)
+    def f(self, y: int | None, *, z: list[int | str]) -> int | None:
+        """Say `not 1`."""
+        assert y
+'''
+CASES = {
+    "a < b": ["(a <= b)"],
+    "a is not b": ["(a is b)"],
+    "a * b": ["(a // b)"],
+    "a and b or c": ["((a and b) and c)", "(a or b) or c"],
+    "not a": ["(a)"],
+    "a = -b": ["a = (b)"],
+    "a = True": ["a = False"],
+    "a = 7": ["a = (8)", "a = (6)"],
+    "for a in b: break": ["for a in b: continue"],
+    "def f(a=3): return a": ["def f(a=(4)): return a", "def f(a=(2)): return a", "def f(a=3): return None"],
+    "raise ValueError(1 + 1)": ["pass"],
+    "a.b = c": ["pass"],
+    "a += c": ["pass"],
+    "f('ä'); g()": ["pass; g()", "f('ä'); pass"],
+}
+
+
+@pytest.mark.parametrize("source", CASES)
+def test_a_statement_has_these_mutations(source: str) -> None:
+    assert sorted(each.changed(source) for each in places("file", source)) == sorted(CASES[source])
+
+
+def test_texts_types_and_checks_of_the_library_have_none() -> None:
+    assert [each.changed(NOTHING) for each in places("file", NOTHING)] == []
+
+
+def test_a_seed_draws_the_same_again_and_another_one_others() -> None:
+    assert draw("idmaps", 10, 1) == draw("idmaps", 10, 1) != draw("idmaps", 10, 2)
+    assert len({(each.file, each.start) for each in draw("idmaps", 10, 1)}) == 10
+
+
+@pytest.mark.parametrize("room", ["base", "idmaps", "cache"])
+def test_what_is_drawn_is_another_program(room: str) -> None:
+    for each in draw(room, 40, 0):
+        source = (ROOT / each.file).read_text()
+        assert ast.dump(ast.parse(each.changed(source))) != ast.dump(ast.parse(source)), each
+        assert all((ROOT / test).is_file() for test in own_tests(each.file))
+
+
+def test_each_that_is_listed_as_equivalent_is_a_mutation_and_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in {file for file, _, _ in EQUIVALENT}:
+        source = (ROOT / file).read_text()
+        possible = {(file, *each.lines(source)[1:]) for each in places(file, source)}
+        assert {each for each in EQUIVALENT if each[0] == file} <= possible
+    first = draw("idmaps", 1, 3)[0]
+    monkeypatch.setitem(drawn.EQUIVALENT, (first.file, *first.lines((ROOT / first.file).read_text())[1:]), "mine")
+    assert is_equivalent(first, (ROOT / first.file).read_text())
+    others = draw("idmaps", 10**6, 3)
+    assert others
+    assert first not in others
+
+
+def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own tests run first, those of the room only if they noticed nothing, and the copy is whole again for the next one."""
+    ran: list[tuple[str, ...]] = []
+    chosen = draw("idmaps", 2, 1)
+
+    def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, test_s: float) -> tuple[bool, str]:
+        changed = [each.file for each in chosen if (tree / each.file).read_text() != (ROOT / each.file).read_text()]
+        ran.append((*changed, *tests))
+        return len(ran) == 2, f"FAILED here, {limit_s} s, {test_s} s"
+
+    def copy_tree(tree: Path) -> Path:
+        for each in chosen:
+            (tree / each.file).parent.mkdir(parents=True, exist_ok=True)
+            (tree / each.file).write_text((ROOT / each.file).read_text())
+        return tree
+
+    monkeypatch.setattr(drawn, "run_tests", run_tests)
+    monkeypatch.setattr(drawn, "copy_tree", copy_tree)
+    assert drawn.main(["--room", "idmaps", "--count", "2", "--seed", "1", "--limit", "7"]) == 1
+    one, two = chosen
+    assert ran == [
+        ("tests/idmaps",),
+        (one.file, *own_tests(one.file)),
+        (two.file, *own_tests(two.file)),
+        (two.file, "tests/idmaps"),
+    ]
+    printed = capsys.readouterr().out
+    assert f"noticed  {one.file}:{one.lines((ROOT / one.file).read_text())[0]} FAILED here, 7.0 s, 7.0 s\n" in printed
+    assert f"SURVIVED {two.file}" in printed
+    assert "1 of 2 noticed" in printed
