@@ -125,6 +125,18 @@ def test_rolling_windows_stay_consistent(trace: tuple[int, list[list[int]]], cap
         assert sum(loads) == best
 
 
+def test_slots_of_rows_that_a_new_horizon_drops_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were kept for batches beyond the horizon leave once more is in sight, which small random traces seldom show."""
+    dropped: list[int] = []
+    leave = Belady._leave
+    monkeypatch.setattr(Belady, "_leave", lambda *given: (found := leave(*given), dropped.append(found[1]))[0])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        batches = [rng.permutation(24)[: rng.integers(3, 9)].tolist() for _ in range(40)]
+        assert sum(run_windows(24, batches, 8, 2, 4)) >= sum(optimal_loads(batches, 8))
+    assert sum(dropped) > 20
+
+
 def test_seeing_further_does_not_load_more() -> None:
     rng = np.random.default_rng(1)
     batches = [np.unique((500 * rng.random(120) ** 3).astype(int)).tolist() for _ in range(60)]
