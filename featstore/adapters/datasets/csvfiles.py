@@ -72,8 +72,7 @@ class CsvSource(Source):
         Number of lines: FormatError, while the rows are read, if the file has more or fewer.
     dtype : str, optional
     n_columns : int, optional
-        Number of columns: FormatError if the first line has others. A line with more or fewer columns than the first one is an
-        error that names it.
+        Number of columns, by default those of the first line. A line with more or fewer is an error that names it.
 
     Notes
     -----
@@ -83,9 +82,7 @@ class CsvSource(Source):
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, dtype: str | None = None, n_columns: int | None = None) -> None:
         self.path = user_path(path)
-        self._width, found = _first_block(self.path)
-        if n_columns is not None and self._width != n_columns:
-            raise FormatError(f"{self.path}, line 1: {self._width} columns; expected {n_columns}", self.path)
+        self._width, found = _first_block(self.path, n_columns)
         super().__init__(self.path, dtype or found, (n_rows, self._width))
         self._is_guess = dtype is None
 
@@ -160,9 +157,9 @@ def read_records(path: str | os.PathLike[str]) -> list[list[str]]:
     return found
 
 
-def _first_block(path: str) -> tuple[int, str]:
-    """Find the number of columns, and the dtype of the first block."""
-    for batch in _batches(path, None, None, threads=False):
+def _first_block(path: str, width: int | None) -> tuple[int, str]:
+    """Find the number of columns, which is ``width`` if given, and the dtype of the first block."""
+    for batch in _batches(path, width, None, threads=False):
         are_whole = all(str(each.type) == "int64" and not each.null_count for each in batch.columns)
         return batch.num_columns, "int64" if are_whole else "float32"
     raise FormatError(f"{path}: the file is empty", path)
@@ -200,7 +197,7 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
     if not n_bytes:
         raise FormatError(f"{path}: the file is empty", path)
     names = None if width is None else [str(number) for number in range(width)]
-    types = None if names is None else dict.fromkeys(names, _parsed_as(arrow, dtype))
+    types = None if names is None or dtype is None else dict.fromkeys(names, _parsed_as(arrow, dtype))
     try:
         with arrow.input_stream(path, compression="gzip" if path.endswith(".gz") else None) as stream:
             with reading.open_csv(
