@@ -340,8 +340,9 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
-        self._close_batches.detach()
+        given = self._close_batches
         self._close_batches = weakref.finalize(self, self._runner.context.batches.close)  # maybe the strategy's view of them
+        given.detach()
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))
         self._windows = describe_windows(self._runner.context, self._runner.memory)
