@@ -109,7 +109,7 @@ git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(2)
 cd $(2) && FEATSTORE_BUILD=$(1) $(abspath $(PY)) setup.py --quiet build_ext --inplace
 endef
 
-# A fork beside a thread that allocates may hang in gcc's library, whose lock no child inherits open: that test alone then fails.
+# A child that is forked beside a thread that allocates may hang in gcc's library: that test alone then fails.
 asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanitizer and UBSan
 	$(call sanitized_copy,asan,$(ASAN))
 	cd $(ASAN) && FEATSTORE_BUILD=asan PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
