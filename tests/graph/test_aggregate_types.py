@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -196,8 +197,9 @@ def test_what_does_not_fit_is_refused_by_name(g: Any, small: Any) -> None:
 def test_an_id_of_another_type_is_damage(g: Any) -> None:
     kind: EdgeType = g.types.edges[WRITES]
     lists = EdgeLists(g.topology, kind)
-    for stored in (kind.src.first - 1, kind.src.stop):
-        ids = np.array([kind.src.first, stored, kind.src.first], lists.id_dtype)
+    for stored, at in itertools.product((kind.src.first - 1, kind.src.stop), range(3)):
+        ids = np.full(3, kind.src.first, lists.id_dtype)
+        ids[at] = stored
         with pytest.raises(
             CorruptionError, match=f"'author,writes,paper' names node {stored} of all types, which is no 'author'"
         ):
