@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     the reader of its output has gone.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of few characters gets escapes for others, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] not in COMMANDS:
@@ -40,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _interrupts_end(), importing():
         from featstore.cli.run import run
     return run(arguments)
+
+
+def _open_streams() -> None:
+    """Open the null device in place of an output that was closed before: the next file would take its number, and its text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 @contextmanager

@@ -47,8 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         if unknown:
             options.parser.refuse(unknown)
         status = int(options.run(options))
-        if sys.stdout is not None:  # which it is where it was closed before
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status
     except BrokenPipeError:
         # The reader has gone; without this the interpreter complains at its exit.

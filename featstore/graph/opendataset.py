@@ -72,8 +72,10 @@ class OpenDataset(StoredGraph):
         their number, of the whole graph.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: Options | None = None, view: View | None = None) -> None:
-        if options is None:
+    def __init__(
+        self, path: str | os.PathLike[str], options: Options | None = None, view: View | None = None, **others: object
+    ) -> None:
+        if options is None or others:
             raise TypeError("a dataset is opened with featstore.open(path, memory=…)")
         if view is not None:
             self._open_view(view)

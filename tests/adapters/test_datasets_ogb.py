@@ -301,7 +301,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], type[BaseException], str]] = {
     "a column too many": (rewritten(EDGES, line(80, b"3,4,5")), FormatError, r"edge.csv.gz, line 80: Expected 2 columns, got 3"),
     "a header": (rewritten(EDGES, lambda text: b"src,dst\n" + text), FormatError, r"edge.csv.gz, line 1, column 1: .*'src'"),
     "an empty line": (rewritten(EDGES, line(81, b"")), FormatError, r"edge.csv.gz, line 81"),
-    "three columns": (rewritten(EDGES, lambda _: b"1,2,3\n" * 500), FormatError, r"csv.gz, line 1: Expected 2 columns, got 3"),
+    "three columns": (
+        rewritten(EDGES, lambda _: b"1,2,3\n" * 500),
+        FormatError,
+        r"edge.csv.gz, line 1: Expected 2 columns, got 3",
+    ),
     "no edges": (rewritten(EDGES, lambda _: b""), FormatError, "edge.csv.gz: the file is empty"),
     "an empty file": (lambda root: (root / EDGES).write_bytes(b"") and None, FormatError, "edge.csv.gz: the file is empty"),
     "a truncated file": (cut(EDGES), CorruptionError, "not a whole gzip file"),

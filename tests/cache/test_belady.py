@@ -204,7 +204,9 @@ def test_a_row_twice_in_a_batch_is_found(batches: list[list[int]], n: int) -> No
     """Whichever way rows are compared; a row may well come again in another batch."""
     twice = [number for number, batch in enumerate(batches) if len(set(batch)) < len(batch)]
     if not twice:
-        assert [batch.tolist() for batch in Trace(batches, n)] == batches
+        trace = Trace(batches, n)
+        assert [batch.tolist() for batch in trace] == batches
+        assert (trace.longest, trace.n_accesses) == (max(map(len, batches), default=0), sum(map(len, batches)))
         return
     with pytest.raises(ValueError, match=f"batch {twice[0]} names a row twice"):
         Trace(batches, n)

@@ -408,6 +408,16 @@ def test_as_a_program():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("closed", "status", "path"), [("2", 2, "nowhere"), ("1", 0, ""), ("1", 2, "nowhere")])
+def test_an_output_that_was_closed_before(small, closed, status, path):
+    """What would be printed to it goes nowhere: not to the other one, and into no file."""
+    command = f"{sys.executable} -m featstore.cli info {path or small.path} {closed}>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert done.stderr.startswith("featstore: ") == (closed == "1" and status == 2), done.stderr
+
+
 def test_a_reader_that_went_away(small):
     command = f"{sys.executable} -m featstore.cli info {small.path} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500, check=False)

@@ -75,20 +75,37 @@ class Closing(ExtentSource):
         return cost
 
 
+def extents_of(rows: np.ndarray, folder: Path) -> Closing:
+    """The rows cut into extents, two of them empty and one of a single row, that lie in the file in another order."""
+    using = reader()
+    base = row_file(rows, folder, using)
+    cuts, order = np.array([0, 100, 100, 130, 131, 613, 700, 700]), np.array([4, 0, 6, 1, 5, 3, 2])
+    extents = ExtentMap(np.diff(cuts)[order], rows.shape[1])
+    with ExtentWriter(folder / "extents", extents) as writer:
+        writer.fill(base, lambda k: np.arange(cuts[order[k]], cuts[order[k] + 1]), 16 << 20)
+        record = writer.finish()
+    base.close()
+    seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "fingerprint": record.file_id}
+    file = using.open(folder / "extents", layout=record.layout, n_rows=record.n_rows, **seeds)
+    return Closing(file, extents, np.argsort(order), 1 << 20)
+
+
 class TestExtents(RowSourceContract):
     def make(self, rows: np.ndarray, folder: Path) -> RowSource:
-        """The rows cut into extents, two of them empty, that lie in the file in another order."""
-        using = reader()
-        base = row_file(rows, folder, using)
-        cuts, order = np.array([0, 100, 100, 130, 613, 700, 700]), np.array([3, 0, 5, 1, 4, 2])
-        extents = ExtentMap(np.diff(cuts)[order], rows.shape[1])
-        with ExtentWriter(folder / "extents", extents) as writer:
-            writer.fill(base, lambda k: np.arange(cuts[order[k]], cuts[order[k] + 1]), 16 << 20)
-            record = writer.finish()
-        base.close()
-        seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "fingerprint": record.file_id}
-        file = using.open(folder / "extents", layout=record.layout, n_rows=record.n_rows, **seeds)
-        return Closing(file, extents, np.argsort(order), 1 << 20)
+        return extents_of(rows, folder)
+
+
+def test_extents_count_what_was_read_in_vain_and_say_that_they_are_closed(tmp_path: Path) -> None:
+    """Reads run ahead: those of extents that nobody took have a cost, but no rows."""
+    rows = np.random.default_rng(0).integers(0, 256, (700, 400), dtype=np.uint8)
+    source = extents_of(rows, tmp_path)
+    source.check_open()
+    out = np.empty((100, 400), np.uint8)
+    cost = source.gather(range(source.n_rows), out)
+    cost.add(source.close())
+    assert (source.stats, cost.rows, cost.bytes_requested) == (cost, 100, 100 * 400)
+    assert source.stats.bytes_read >= 100 * 400
+    refuses(ClosedError, "", source.check_open)
 
 
 class TestAbsent(RowSourceContract):

@@ -151,8 +151,9 @@ def test_attributes_of_other_libraries_name_the_field(small: SimpleNamespace) ->
             _ = g.train_idx
         with pytest.raises(AttributeError, match="'OutOfCoreGraph' object has no attribute 'num_features'"):
             _ = g.num_features
-    with pytest.raises(TypeError, match=r"featstore.open\(path"):
-        featstore.OutOfCoreGraph(small.path)
+    for arguments in ({}, {"memory": "64MiB"}):
+        with pytest.raises(TypeError, match=r"featstore.open\(path"):
+            featstore.OutOfCoreGraph(small.path, **arguments)
 
 
 def test_a_property_that_fails_does_so_with_its_own_error(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

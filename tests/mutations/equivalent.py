@@ -20,4 +20,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "EDGES = 8  # per row of a pack's batch, if no batch can be read: a generous guess",
         "EDGES = (9)  # per row of a pack's batch, if no batch can be read: a generous guess",
     ): "a guess, and says so",
+    (
+        "featstore/topology/chunks.py",
+        "return ListBlock(node, offsets, first_start, ids[skipped:]) if skipped < len(ids) else None",
+        "return ListBlock(node, offsets, first_start, ids[skipped:]) if (skipped <= len(ids)) else None",
+    ): "a piece without ids, of lists that are empty",
+    (
+        "featstore/gather/patchedrows.py",
+        "bits = np.zeros(-(-n_blocks // 8), np.uint8)",
+        "bits = np.zeros(-(-n_blocks // (7)), np.uint8)",
+    ): "bytes that no block has a bit in",
+    (
+        "featstore/gather/patchedrows.py",
+        "if begin < stop:",
+        "if (begin <= stop):",
+    ): "no pages are read of a file that has none of them",
+    (
+        "featstore/partitioning/trainparts.py",
+        "self._held.resize(fixed + 8 * (n_lists + 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
+        "self._held.resize(fixed + 8 * (n_lists - 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
+    ): "16 bytes of what is counted",
 }

@@ -31,6 +31,16 @@ def load(folder: Path, indptr: np.ndarray, num_edges: int) -> np.ndarray:
         return found
 
 
+@pytest.mark.parametrize("length", [0, 4, 6])
+def test_offsets_of_another_number_of_lists_are_refused(tmp_path: Path, length: int) -> None:
+    """Checked or not, as the core walks them."""
+    record = write_rows(tmp_path, np.zeros((1, 4), np.uint8))
+    with opened(tmp_path, record) as (file, _):
+        for is_checked in (False, True):
+            with pytest.raises(ValueError, match=rf"of 4 lists has shape \(5,\), not \({length},\)"):
+                CscTopology(4, 0, np.zeros(length, np.int64), file, 4, is_checked=is_checked)
+
+
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 2])
 def test_offsets_that_ascend_are_read(tmp_path: Path, n: int) -> None:
     indptr = np.arange(0, 10 * n + 1, 10)

@@ -66,6 +66,18 @@ def test_pages_are_those_of_a_clock(n_slots: int, monkeypatch: pytest.MonkeyPatc
     topology.close()
 
 
+def test_pages_that_are_closed_lend_nothing_and_hold_nothing() -> None:
+    indptr, ids = graph_with([1] * 200_000, np.int32)
+    budget = Budget(64 << 20)
+    topology = chunked(indptr, ids, 16384, budget)
+    pages = topology._pages
+    assert budget.on_loan > 0
+    pages.close()
+    assert pages._loan not in budget._loans
+    topology.close()
+    assert budget.used == 0, budget.report()
+
+
 @pytest.mark.parametrize("share", [0.001, 0.02, 0.5])
 def test_costs_are_those_of_the_chunks_that_hold_edges(share: float) -> None:
     """Whole chunks, and a read begun for each run of them; beside them a page, and a read begun, for each node looked up."""
