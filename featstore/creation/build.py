@@ -68,7 +68,7 @@ class TopologyWriter:
         self._edge_ids = EdgeIdsWriter(num_edges, open_edge_ids)
 
     def write(self, begins: Int64s, ids: Int64s, edges: Int64s | None) -> None:
-        """Append lists, see :meth:`TopologyFiles.write`; ids must be in range, ``edges`` has the edges' numbers in the input."""
+        """Append lists, see :meth:`TopologyFiles.write`; ids must be in range, ``edges`` has the edge ids in the input."""
         self._files.write(begins, ids)
         self._edge_ids.write(edges, len(ids))
         if len(ids):

@@ -141,7 +141,7 @@ class BatchPlan:
 class EdgePlan:
     """Plan for the rows of a batch's edges, each row gathered once.
 
-    ``ids``, int64, are distinct numbers of edges, whose rows ``plan`` gathers. ``places``, int32, has the index in ``ids`` of
+    ``ids``, int64, are distinct edge ids, whose rows ``plan`` gathers. ``places``, int32, has the index in ``ids`` of
     each edge of the blocks, one block after the other. It is empty if ``ids`` already has the edges in this order.
     """
 

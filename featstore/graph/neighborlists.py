@@ -301,7 +301,7 @@ class NeighborLists:
         return NeighborCache.build(topology, budget, scores, n_bytes, scratch, note, edges=edges, allocate=allocate, only=only)
 
     def most_bytes(self, edges: bool = False) -> int:
-        """Count the bytes of a cache of all lists that the graph has, with numbers of edges for ``edges``."""
+        """Count the bytes of a cache of all lists that the graph has, with edge ids for ``edges``."""
         topology, words = self._adjacency.topology, self._adjacency.list_words()
         if words is None:
             return NeighborCache.whole_bytes(topology, edges)

@@ -31,7 +31,7 @@ HOPS_ROLE: Final = "part_hops"  # kind and role of the file with the hops of eac
 
 
 class PartAdjacency(Adjacency):
-    """The adjacency of a view: the topology is the whole graph's, with its numbers of edges; all else is the part's.
+    """The adjacency of a view: the topology is the whole graph's, with its edge ids; all else is the part's.
 
     ``out_degree`` says how often each node is in the lists of the part.
     """

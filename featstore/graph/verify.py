@@ -185,7 +185,7 @@ def verify_topology(opened: DatasetFiles, progress: Add) -> None:
     """Check the adjacency: offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, out-degrees are right.
 
     If edges are stored in another order than that of the input, also check that each edge has a number of its own. If there are
-    several types, ids and numbers of edges are in the ranges of their types. If the topology is chunked, also check the directory
+    several types, ids and edge ids are in the ranges of their types. If the topology is chunked, also check the directory
     and the header of each chunk. The check reads offsets and ids once. It reads the ids once more for every 2 million nodes, to
     recount their out-degrees in bounded memory. Raises CorruptionError.
     """

@@ -44,7 +44,7 @@ def check_edge_features(g: Graph, names: Any, sampler: Any) -> tuple[str, ...]:
         return ()
     found = _check_names("edge_features", names, g.edge_features)
     if getattr(sampler, "edges", True) is False:
-        raise ValueError(f"edge_features={list(found)} needs the numbers of edges: make the sampler with edges=True")
+        raise ValueError(f"edge_features={list(found)} needs edge ids: make the sampler with edges=True")
     return found
 
 

@@ -34,7 +34,7 @@ def gather_edges(
     tally : Tally
         Counts the reads.
     by : EdgePlan or int64 array
-        The plan; or the numbers of the edges, of :func:`~featstore.sampling.edgenumbers.edge_numbers`: the store then makes a
+        The plan; or the edge ids, of :func:`~featstore.sampling.edgenumbers.edge_numbers`: the store then makes a
         plan.
 
     Raises

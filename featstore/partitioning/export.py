@@ -106,7 +106,7 @@ def export(
     are the same bit for bit. What goes by degrees or by shares of the nodes, such as ``History(nodes=0.2)``, sees the part's.
     Another node is an IndexError that names the part. It has the rows of the part's nodes alone, the lists of those whose list
     training needs, all node data (which is indexed by ids), and the kept parts, so that :class:`~featstore.PartBatches` can be
-    made of it; of features made of others, what they were made of. Numbers of edges are not in it (``edges=True``), nor saved
+    made of it; of features made of others, what they were made of. Edge ids are not in it (``edges=True``), nor saved
     caches.
 
     Each list of the part is read twice, each of its rows once, in the order of the files. The call holds a byte a node of the

@@ -35,7 +35,7 @@ def edge_numbers(
     """
     positions = [block.edge_pos.numpy() for block in blocks if block.edge_pos is not None]
     if len(positions) < len(blocks):
-        raise PluginError("edge features need the numbers of edges, and the sampler gave no edge_pos: make it with edges=True")
+        raise PluginError("edge features need edge ids, and the sampler gave no edge_pos: make it with edges=True")
     found: Int64s
     if are_one_array(blocks) and not whole:
         found = max(positions, key=len)

@@ -70,7 +70,7 @@ class HopSampler(CheckedSampler):
         if part is not None:
             part.check_hops(self.reach, type(self).__name__)
             if self.edges and part.row_of is not None:
-                raise NotImplementedError(f"edges=True: the numbers of edges are in the dataset that {part} was exported from")
+                raise NotImplementedError(f"edges=True: edge ids are in the dataset that {part} was exported from")
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
@@ -299,7 +299,7 @@ class HopSampler(CheckedSampler):
         return blocks
 
     def number_edges(self, scratch: Scratch, edge_pos: torch.Tensor | None) -> None:
-        """Replace a hop's stored positions of edges in ``edge_pos``, if any, by the edges' numbers in the input."""
+        """Replace a hop's stored positions of edges in ``edge_pos``, if any, by the edge ids in the input."""
         ids, cache = self.topology.edge_ids, scratch.cache
         if ids is None or edge_pos is None:
             return

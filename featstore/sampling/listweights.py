@@ -33,7 +33,7 @@ Doubles = npt.NDArray[np.float64]
 
 EDGE_WEIGHTS = "edge weights"  # in the budget's report
 _NO_WEIGHTS = np.zeros(0, np.float64)
-_PIECE = 1 << 16  # lists, or numbers of edges, at once
+_PIECE = 1 << 16  # lists, or edge ids, at once
 _LEAST, _MOST = 1 << 14, 1 << 20  # edges whose weights are read at once, but for a longer list
 _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and its column
 _COLUMN_BYTES = 8
@@ -181,7 +181,7 @@ class ListWeights:
         return columns
 
     def _load_moved(self, of: _OfType, weights: Doubles) -> None:
-        """Load weights that were given in another order: a part of them at a time, each in a pass over the edges' numbers."""
+        """Load weights that were given in another order: a part of them at a time, each in a pass over the edge ids."""
         kind, numbers = of.kind, self._g.topology.edge_ids
         assert numbers is not None
         n_part = max(_PIECE, self._g.budget.available // 4 // (_COLUMN_BYTES + of.store.row_bytes))

@@ -30,7 +30,7 @@ class Scratch:
     """The arrays of one batch at a time: its nodes, the places of their lists, and the table of their numbers. One owner thread.
 
     With ``edges``, ``starts`` holds the position of the first edge of each node's list; otherwise it is empty. Positions are
-    those of stored edges, or of :meth:`NeighborCache.edge_places` if ``cache`` keeps the edges' numbers.
+    those of stored edges, or of :meth:`NeighborCache.edge_places` if ``cache`` keeps the edge ids.
 
     ``disjoint``: a batch has a subgraph for each seed, and a node has an id of its own in each of them. ``nodes`` has these ids:
     the subgraph's number times ``num_nodes``, and the node's id. Subgraph 0 has the graph's ids.

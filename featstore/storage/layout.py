@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import gcd
 
 __all__ = ["PAGE_BYTES", "RowLayout", "choose_layout"]
 
 PAGE_BYTES = 4096
+PADDING_DIVISOR = 32  # padding takes at most this part of a file
 
 
 @dataclass(frozen=True)
 class RowLayout:
     """Row ``i`` starts ``(i // group_rows) * group_bytes + (i % group_rows) * row_bytes`` bytes after the header page.
 
-    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``. Page-grouped rows have several rows in a group of
-    4 KiB. Padded rows have one row in a group of whole pages.
+    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``. Otherwise a group is a number of whole pages, with one
+    row or several, and zeros after them.
     """
 
     row_bytes: int
@@ -44,23 +46,18 @@ class RowLayout:
         end = self.offset(n_rows - 1) + self.row_bytes
         return -(-end // PAGE_BYTES) * PAGE_BYTES
 
-    def mean_pages(self) -> float:
-        """Compute the mean number of 4 KiB pages that a uniformly drawn row touches."""
-        if self.group_bytes % PAGE_BYTES == 0 and self.group_rows == 1:
-            return float(-(-self.row_bytes // PAGE_BYTES))
-        if not self.is_dense:
-            return 1.0
-        step = gcd(self.row_bytes, PAGE_BYTES)  # rows start evenly at the multiples of step within a page
-        return (self.row_bytes - step) / PAGE_BYTES + 1
-
 
 def choose_layout(row_bytes: int) -> RowLayout:
-    """Choose the layout whose random rows touch the fewest 4 KiB pages; of equals, the one with the smallest file."""
+    """Choose the smallest group of whole pages of which padding takes a 32nd at most; rows are dense if it has none.
+
+    A group is filled from its first byte on, so few rows lie in a page more than they must. To pad until none does would take up
+    to half of the disk, and of each pass over the rows; and such a row is one read all the same.
+    """
     if row_bytes < 1:
         raise ValueError(f"a row has at least 1 byte, not {row_bytes}")
-    dense = RowLayout(row_bytes, 1, row_bytes)
-    if row_bytes <= PAGE_BYTES:
-        aligned = RowLayout(row_bytes, PAGE_BYTES // row_bytes, PAGE_BYTES)
-    else:
-        aligned = RowLayout(row_bytes, 1, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return aligned if aligned.mean_pages() < dense.mean_pages() else dense
+    for n_pages in itertools.count(-(-row_bytes // PAGE_BYTES)):
+        group_bytes = n_pages * PAGE_BYTES
+        padding = group_bytes % row_bytes
+        if PADDING_DIVISOR * padding <= group_bytes:
+            break
+    return RowLayout(row_bytes, group_bytes // row_bytes, group_bytes) if padding else RowLayout(row_bytes, 1, row_bytes)

@@ -56,7 +56,7 @@ class Batch:
     split : dict of NodeRows to (DeviceRows, tensor)
         Of a batch without plans: the rows that the device holds, and the others, of features with these rows.
     edge_numbers : dict of (str, str, str) to int64 array
-        The numbers of the edges, by type of edges (None: there are no types), of features without a plan.
+        The edge ids, by type of edges (None: there are no types), of features without a plan.
     features, edge_features : dict
         The rows that the host has gathered. They are kept while the loader finds memory for the rest.
     apart : dict of str to Apart

@@ -63,7 +63,7 @@ class OnDemand(Strategy):
     edge_cache : int, str, float or None
         Host cache of the edge features: bytes, or a share of the edges. None: the cache that an edge feature has, if any.
     edge_policy : str, Policy or class
-        An online policy, over the numbers of edges. Static policies are refused: they score nodes.
+        An online policy, over edge ids. Static policies are refused: they score nodes.
 
     Raises
     ------

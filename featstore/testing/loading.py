@@ -240,7 +240,7 @@ class StrategyContract(ABC):
             assert on_gpu == expected, "with a history batches or rows on a GPU differ from those on demand"
 
     def test_batches_with_features_of_edges(self) -> None:
-        """Check that rows of edges are those of the edges' numbers, with any cache of them."""
+        """Check that rows of edges are those of the edge ids, with any cache of them."""
         sizes = (None, 0.3, "60kB", 1.0) if "edge_cache" in options_of(type(self.strategy())) else ()
         strategies = [self.strategy(edge_cache=size) for size in sizes] or [self.strategy()]
         orders = [self._run(strategy, "numbered", edge_features=("w",)) for strategy in strategies]

@@ -218,7 +218,7 @@ class ChunkedTopology(Topology):
         return self._checked(d, chunk, first, rows.reshape(-1).view(self.id_dtype))
 
     def _checked(self, d: Directory, chunk: int, first: int, words: Words) -> Int64s:
-        """Convert the offsets of a chunk's nodes ``first …`` into numbers of edges; CorruptionError if they are invalid."""
+        """Convert the offsets of a chunk's nodes ``first …`` into edge ids; CorruptionError if they are invalid."""
         begins = words.astype(np.int64)
         is_good = (begins >= 0) & (begins <= d.n_edges[chunk])
         is_good[1:] &= begins[1:] >= begins[:-1]

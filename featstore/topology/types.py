@@ -1,4 +1,4 @@
-"""Types of nodes and of edges, each a range: of the ids of nodes, of the numbers of lists, of the numbers of edges.
+"""Types of nodes and of edges, each a range: of the ids of nodes, of list ids, of edge ids.
 
 Users see ids within a type. Within the library there is one space of node ids, in which each type of nodes is a contiguous
 range; one space of list numbers, in which each type of edges has a list for each node of its destination's type; and one of

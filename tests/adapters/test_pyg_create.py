@@ -264,7 +264,7 @@ def hetero() -> Any:
 
 
 def stored_edges(g: featstore.OutOfCoreGraph, key: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Read the sources of a type's edges as they are stored, and the edges' numbers in the input."""
+    """Read the sources of a type's edges as they are stored, and the edge ids in the input."""
     kind, topology = g.types.edges[key], g.topology
     numbers = np.arange(kind.first_edge, kind.first_edge + kind.n_edges)
     ids = np.empty(kind.n_edges, topology.id_dtype)

@@ -1,4 +1,4 @@
-"""create of several types against NumPy: lists, numbers of edges and fields of every type; what is wrong is named by its type."""
+"""create of several types against NumPy: lists, edge ids and fields of every type; what is wrong is named by its type."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(root: Path, n: dict[str, int], edges: Pairs) -> None:
-    """Compare the lists, the numbers of edges and the out-degrees with sorts in memory, and check the whole dataset."""
+    """Compare the lists, edge ids and the out-degrees with sorts in memory, and check the whole dataset."""
     with featstore.open(root, memory="64MiB") as g:
         topology, types = g.topology, g.types
         assert (g.node_types, g.edge_types) == (list(n), list(edges))
@@ -144,7 +144,7 @@ def test_any_types_in_canonical_form(data: st.DataObject, form: str, seed: int, 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_more_edges_than_memory(tmp_path: Path, form: str) -> None:
-    """Sorted through files, with a list longer than memory, and with numbers of edges that count through all types."""
+    """Sorted through files, with a list longer than memory, and with edge ids that count through all types."""
     rng = np.random.default_rng(0)
     n = {"author": 1000, "paper": 3000}
     edges = {WRITES: pairs_of(n, WRITES, 150_000, rng), CITES: pairs_of(n, CITES, 150_000, rng)}

@@ -1,4 +1,4 @@
-"""Numbers of edges beside cached neighbour lists are those of the file, in every sampler, are not read, and are counted."""
+"""Edge ids beside cached neighbour lists are those of the file, in every sampler, are not read, and are counted."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_numbers_lie_where_the_ids_do(widths: tuple[int, int], share: float, mon
             np.testing.assert_array_equal(cache.edge_ids[at : at + degree], ids[g.indptr[node] : g.indptr[node + 1]])
     again = NeighborCache.from_arrays(graph.topology, cache.to_arrays())
     assert repr(again) == repr(cache)
-    assert "numbers of edges" in repr(again)
+    assert "edge ids" in repr(again)
 
 
 def test_numbers_of_another_topology_are_refused() -> None:

@@ -257,7 +257,7 @@ def test_rows_that_types_share_lie_within_their_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [{}, {"topology": "chunked", "chunk_bytes": 4096}], ids=["csc", "chunked"])
 def test_verify_checks_the_types(tmp_path: Path, form: dict[str, Any]) -> None:
-    """Checksums and the adjacency are right, and do not fit the types: ids, numbers of edges, or where a type begins."""
+    """Checksums and the adjacency are right, and do not fit the types: ids, edge ids, or where a type begins."""
     root, rng = tmp_path / "g", np.random.default_rng(0)
     writes, cites = np.stack([rng.integers(0, 70, 500), rng.integers(0, 90, 500)]), rng.integers(0, 90, (2, 500))
     nodes = {"paper": featstore.Nodes(90), "author": featstore.Nodes(70)}

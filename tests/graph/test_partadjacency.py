@@ -63,7 +63,7 @@ def outside(made: SimpleNamespace, i: int, hop: int = 255) -> int:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_view_has_the_nodes_and_lists_of_its_part(g: Any, made: SimpleNamespace) -> None:
-    """By sets; ids, rows and numbers of edges are the whole graph's."""
+    """By sets; ids, rows and edge ids are the whole graph's."""
     for i in range(K):
         view, hop_of = g.part(i), made.hop_of[i]
         part = view.own_part

@@ -167,7 +167,7 @@ def test_a_saved_cache_is_loaded(graphs: dict[str, Path], tmp_path: Path, shared
 
 
 def test_what_decides_differently_is_apart(graphs: dict[str, Path], shared_memory: Path) -> None:
-    """Policies and their inputs, sizes, numbers of edges, forms of one adjacency: each has a copy."""
+    """Policies and their inputs, sizes, edge ids, forms of one adjacency: each has a copy."""
     ways: list[tuple[str, dict[str, Any]]] = [
         *(("csc", {"policy": policy, **options}) for policy, options in WAYS.values()),
         ("csc", {"policy": "random", "seed": 6}),

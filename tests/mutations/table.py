@@ -22,7 +22,7 @@ class Mutation:
     ----------
     name : str
     mechanism : str
-        What is broken, as docs/contributing.md lists it.
+        What is broken.
     file : str
         Path in the tree.
     old, new : str

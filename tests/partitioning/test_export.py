@@ -105,7 +105,7 @@ def test_others_are_refused_by_name(part: Any, made: SimpleNamespace, tmp_path: 
     sampler = featstore.NeighborSampler(part, [2, 2])
     refuses(IndexError, f"seed {near} at position 0 is 1 hops from", lambda: sampler.sample(torch.tensor([near])))
     refuses(IndexError, f"seed {alien} at position 0 is not in part 1", lambda: sampler.sample(torch.tensor([alien])))
-    refuses(NotImplementedError, "numbers of edges are in the dataset", lambda: featstore.NeighborSampler(part, [2], edges=True))
+    refuses(NotImplementedError, "edge ids are in the dataset", lambda: featstore.NeighborSampler(part, [2], edges=True))
     for call in (
         lambda: part.aggregate("x", progress=False),
         lambda: part.part(0),

@@ -1,4 +1,4 @@
-"""Numbers of edges in epoch-wide layer-neighbour sampling: those of LaborSampler, and of lists gone through in Python."""
+"""Edge ids in epoch-wide layer-neighbour sampling: those of LaborSampler, and of lists gone through in Python."""
 
 from __future__ import annotations
 

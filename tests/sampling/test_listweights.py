@@ -69,7 +69,7 @@ ARRAYS = Arrays()
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The graph in both forms; and with its edges in the order of the lists, so that there are no numbers of edges."""
+    """The graph in both forms; and with its edges in the order of the lists, so that there are no edge ids."""
     folder = tmp_path_factory.mktemp("weights")
     ordered = Arrays()
     ordered.edges, ordered.weights = ordered.edges[:, ordered.numbers], ordered.weights[ordered.numbers]

@@ -31,7 +31,7 @@ ONLINE = ["lru", "clock", "sieve", "s3fifo"]
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[featstore.OutOfCoreGraph]:
-    """A graph of one form: numbers of edges are looked up in the same caches whatever the adjacency."""
+    """A graph of one form: edge ids are looked up in the same caches whatever the adjacency."""
     with make(tmp_path_factory.mktemp("edges") / "g", getattr(request, "param", "csc")) as g:
         yield g
 

@@ -89,7 +89,7 @@ class NeighborCache:
 
     def __repr__(self) -> str:
         what = "whole" if self.whole else f"{self.n_cached:,} of {self.topology.num_lists:,} nodes"
-        return f"NeighborCache({what}{', with numbers of edges' * (self.edge_ids is not None)}, {format_size(self.nbytes)})"
+        return f"NeighborCache({what}{', with edge ids' * (self.edge_ids is not None)}, {format_size(self.nbytes)})"
 
     @classmethod
     def build(
@@ -214,7 +214,7 @@ class NeighborCache:
 
     @staticmethod
     def whole_bytes(topology: Topology, edges: bool = False) -> int:
-        """Count the bytes of a cache of all lists: ids, edges' numbers (``edges``), and offsets if the topology holds none."""
+        """Count the bytes of a cache of all lists: ids, edge ids (``edges``), and offsets if the topology holds none."""
         offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_lists + 1) * 8)
         numbers = topology.num_edges * NeighborCache.entry_bytes(topology, edges) - topology.nbytes
         return huge_bytes(topology.nbytes) + huge_bytes(numbers) + offsets
@@ -223,7 +223,7 @@ class NeighborCache:
     def scratch_bytes(num_nodes: int, n_bytes: int, edge_ids: int = 0, *, in_memory: bool) -> int:
         """Count the bytes that :meth:`build` holds beside a cache of a part of the lists; at most 29 MB.
 
-        ``n_bytes`` are the bytes of all neighbour ids. ``edge_ids`` are the bytes of all numbers of edges, 0 if numbers are not
+        ``n_bytes`` are the bytes of all neighbour ids. ``edge_ids`` are the bytes of all edge ids, 0 if numbers are not
         kept. ``in_memory`` says that the topology has its offsets in memory.
         """
         held = max(prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
@@ -318,7 +318,7 @@ class NeighborCache:
             if stored is None or edge_ids.dtype != stored.dtype or edge_ids.shape != records.shape:
                 raise ValueError("edge_ids are kept of each record, where the topology has a file of them, in its dtype")
             if offset_of_node is None and _core.first_bad_id(edge_ids, edge_ids.itemsize, topology.num_edges) >= 0:
-                raise ValueError("the numbers of edges are not this topology's")
+                raise ValueError("the edge ids are not this topology's")
         if offset_of_node is None:
             if len(records) != topology.num_edges or _core.first_bad_id(records, topology.id_bytes, topology.num_nodes) >= 0:
                 raise ValueError("the records are not this topology's adjacency")
@@ -342,7 +342,7 @@ class NeighborCache:
                 if edge_ids is not None:
                     bad = _core.first_bad_record(offsets, places, edge_ids, edge_ids.itemsize, topology.num_edges)
                     if bad >= 0:
-                        raise ValueError(f"the numbers of the edges of node {first + bad} are not this topology's")
+                        raise ValueError(f"the edge ids of node {first + bad} are not this topology's")
         return cls(topology, records, offset_of_node, reservation, indptr, edge_ids)
 
     def close(self) -> None:
@@ -431,5 +431,5 @@ def lists_block_bytes(topology: Topology) -> int:
 
 
 def _buffer_bytes(n_bytes: int) -> int:
-    """Choose the size of the buffer for ``n_bytes`` of edges' numbers while records are filled."""
+    """Choose the size of the buffer for ``n_bytes`` of edge ids while records are filled."""
     return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_DIVISOR), BLOCK_BYTES) // 8 * 8

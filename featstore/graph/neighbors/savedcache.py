@@ -22,7 +22,7 @@ __all__ = ["is_still_saved", "load_neighbor_cache", "made_of", "save_neighbor_ca
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
-_NUMBERS = "edge_ids"  # a further array, if numbers of edges are kept
+_NUMBERS = "edge_ids"  # a further array, if edge ids are kept
 
 
 def made_of(catalog: Catalog) -> dict[str, str]:
