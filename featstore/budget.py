@@ -78,8 +78,9 @@ class Loan:
         size: Callable[[], int],
         give_back: Callable[[int], int],
         of: str | Reservation | Mapping[str, Reservation],
+        waits: bool = False,
     ) -> None:
-        self.cost, self._of = cost, of
+        self.cost, self.waits, self._of = cost, waits, of
         self._budget = budget
         # The ledger does not keep holders alive; the loan of a dead holder has no bytes. A WeakMethod would run Python code
         # when it dies.
@@ -252,6 +253,7 @@ class Budget:
         *,
         cost: int,
         of: str | Reservation | Mapping[str, Reservation],
+        waits: bool = False,
     ) -> Loan:
         """Register a loan, so that the ledger may take memory back from a holder.
 
@@ -259,9 +261,9 @@ class Budget:
         now, and takes no lock, as the ledger holds its own. ``give_back(n_bytes)`` releases at least ``n_bytes`` if it can, or
         fewer, and returns the number of released bytes. Any thread that reserves may call it. Loans are taken back in ascending
         order of ``cost``. ``of`` is the reservation of the bytes, a mapping of reservations that are lent whole and together, or
-        the holder's name of several reservations.
+        the holder's name of several reservations. ``waits``: giving back may wait for threads that read, see :meth:`reading`.
         """
-        loan = Loan(self, cost, size, give_back, of)
+        loan = Loan(self, cost, size, give_back, of, waits)
         with self._lock:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan
@@ -293,7 +295,7 @@ class Budget:
             for loan in self._loans:
                 if freed >= n_bytes or loan.cost >= getattr(self._taking_back, "spared", math.inf):
                     break
-                if loan.n_bytes:
+                if loan.n_bytes and not (loan.waits and getattr(self._taking_back, "reading", False)):
                     freed += loan.give_back(n_bytes - freed)
         finally:
             self._taking_back.now = False
@@ -308,6 +310,16 @@ class Budget:
             yield
         finally:
             self._taking_back.spared = before
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Leave out loans whose giving back waits for threads that read, as this thread has what they read with."""
+        before = getattr(self._taking_back, "reading", False)
+        self._taking_back.reading = True
+        try:
+            yield
+        finally:
+            self._taking_back.reading = before
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans if necessary; BudgetError names all holders.

@@ -26,7 +26,8 @@ class EpochMemory:
     needs : mapping of str to (int, int)
         For each holder, the bytes without which an epoch cannot run, and the bytes that it gets if the budget has them.
     drop : callable () -> None
-        Releases the content of the memory; called while no epoch runs. It keeps its owner alive only as long as this object.
+        Releases the content of the memory; called while no epoch runs. It may wait for threads that read. It keeps its owner
+        alive only as long as this object.
 
     Raises
     ------
@@ -42,7 +43,7 @@ class EpochMemory:
         with ExitStack() as undo:
             for holder, (_, n_bytes) in self._needs.items():
                 self._held[holder] = undo.enter_context(budget.reserve(holder, n_bytes))
-            self._loan = budget.lend(self._lent_bytes, self._give_back, cost=EPOCH_COST, of=self._held)
+            self._loan = budget.lend(self._lent_bytes, self._give_back, cost=EPOCH_COST, of=self._held, waits=True)
             self._release = weakref.finalize(self, _release, self._held, self._loan)
             undo.pop_all()
 

@@ -85,7 +85,7 @@ class SharedCache(FeatureCache):
             n_filled = len(rows)
 
         share = share_of(self.least_bytes(capacity, row_bytes, n, policy), ranks)
-        with budget.reserve(name, share).kept() as self._reservation:
+        with budget.reserve(name, share, owner=self).kept() as self._reservation:
             made_of = {**recipe, "capacity": capacity, "row_bytes": row_bytes, "n": n}
             self._shared = shared_arrays(f"the shared {name}", made_of, ranks, make)
         self.budget, self._share = budget, share

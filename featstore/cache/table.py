@@ -106,7 +106,9 @@ class FeatureCache:
         self.context = PolicyContext(n, row_bytes) if context is None else context
         self.budget = budget
         self._name = name
-        self._reservation = None if budget is None else budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))
+        n_bytes = self.least_bytes(capacity, row_bytes, n, policy)
+        # Of a feature that was replaced, the cache dies with the loader, and nobody closes it.
+        self._reservation = None if budget is None else budget.reserve(name, n_bytes, owner=self)
         try:
             self.map = RowMap(n if capacity else 0)
             self.array: Uint8s = huge_array(capacity * row_bytes).reshape(capacity, row_bytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
+from featstore.storage.writer import free_bytes
 
 __all__ = [
     "SEVERAL",
@@ -311,7 +310,7 @@ def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPas
     """Compute the most batches of a superbatch that the disk has room for."""
     disk = planning.disk
     if disk is None:
-        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // FREE
+        disk = (free_bytes(planning.run_dir) or 0) // FREE
     if planning.overlap and _epoch_bytes(stored, n_batches, passes) < disk:
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.

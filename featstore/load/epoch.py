@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -49,7 +51,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         most: int = 0,
         check: Callable[[Any, int], None] | None = None,
     ) -> None:
-        self._run = run
+        self._run, self._pid = run, os.getpid()
         self._position = position
         self._over = False
         self._stop = stop
@@ -114,8 +116,13 @@ class RunningEpoch(Iterator[MiniBatch]):
         return batch
 
     def close(self) -> None:
-        """Stop the threads; may be called again."""
-        self._finalizer()
+        """Stop the threads, and wait until they have ended; may be called again."""
+        try:
+            if self._finalizer.alive and self._pid == os.getpid():
+                self._run.stop()  # a finaliser does not wait as long
+                self._pipeline.close()
+        finally:
+            self._finalizer()
 
 
 class EpochIterator(Iterator[MiniBatch]):
@@ -163,12 +170,23 @@ class EpochIterator(Iterator[MiniBatch]):
 
 
 def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
+    # The collector may run in a thread of the library, which would join itself.
+    is_joined = not threading.current_thread().name.startswith("featstore-")
     try:
         run.stop()  # else a thread would wait for a superbatch that is made only after batches that never run now
-        pipeline.close(FINALIZER_JOIN_S)
+        if is_joined:
+            pipeline.close(FINALIZER_JOIN_S)
     except BaseException:  # Ctrl-C, while the threads end: wait for them again
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
-        stages.over(run)
-        run.close()
+        if is_joined and pipeline.has_ended:
+            _over(pipeline, run, stages, owner)
+        else:  # caches stay claimed until no thread reads rows for them
+            threading.Thread(target=_over, args=(pipeline, run, stages, owner), daemon=True).start()
+
+
+def _over(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
+    pipeline.close()
+    stages.over(run)
+    run.close()

@@ -214,7 +214,7 @@ class History(Shown):
         if self._num_nodes not in (-1, state["num_nodes"]):
             raise ValueError(f"the state is of a graph of {state['num_nodes']} nodes, the loader's has {self._num_nodes}")
         check_same_graph(state, self._graph)
-        ids, when = nodes.numpy().astype(np.int64), pushed.numpy().astype(np.int64)
+        ids, when = nodes.cpu().numpy().astype(np.int64), pushed.cpu().numpy().astype(np.int64)
         wrong = len(when) != len(ids) or bool((np.diff(ids) <= 0).any()) or bool((when >= step).any())
         if wrong or (len(ids) and not (ids[0] >= 0 and ids[-1] < state["num_nodes"])):
             raise ValueError("the state's nodes, steps and rows do not fit each other; was it changed after it was taken?")

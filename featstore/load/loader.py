@@ -258,8 +258,8 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
             batches = self._batches_of(sampler, seeds, batch_size, history, target, **options)
             self._close_tier: Callable[[], object] = _nothing
             self._unbound_reads: Callable[[], object] = _nothing
-            self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
-            self._close_batches = weakref.finalize(self, batches.close)
+            self._close_history = _nothing if self._history is None else finalize_here(self, self._history.detach)
+            self._close_batches = finalize_here(self, batches.close)
             try:
                 if reading is not None:
                     self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
@@ -341,7 +341,7 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
         self._runner = self._strategy.run(context)
         given = self._close_batches
-        self._close_batches = weakref.finalize(self, self._runner.context.batches.close)  # maybe the strategy's view of them
+        self._close_batches = finalize_here(self, self._runner.context.batches.close)  # maybe the strategy's view of them
         given.detach()
         if divide is not None:  # in case the strategy has not called it, as it sizes no caches
             divide(self._runner.context, self._runner.memory, None, get_policy("frequency"))

@@ -259,6 +259,11 @@ class Pipeline(Generic[A, B, C]):
                 if not self._release():
                     raise
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no thread runs any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def close(self, timeout: float | None = None) -> None:
         """Stop the threads, wait at most ``timeout`` seconds for each, and drop all items made ahead; may be called again."""
         if os.getpid() != self._pid:

@@ -57,6 +57,7 @@ class SeedLabels:
             self.names = check_labels(g, labels, "" if kind is None else f"{kind.name}/")
         # The fields of node data, by the names of the labels.
         self._fields = {name: name if kind is None else f"{kind.name}/{name}" for name in self.names}
+        self._data: dict[str, torch.Tensor] = {}
         self._drawn: Drawn | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -69,9 +70,13 @@ class SeedLabels:
         return tuple(self._fields.values())
 
     def check_lengths(self) -> None:
-        """Read the node data that holds labels, and raise ValueError unless it has a row for each node."""
+        """Read the node data that holds labels, and raise ValueError unless it has a row for each node.
+
+        The loader keeps them as they are now, whatever becomes of the field.
+        """
         for name, field in self._fields.items():
-            if (n := len(self._g.node_data[field])) != self._n:
+            data = self._data[name] = self._g.node_data[field]
+            if (n := len(data)) != self._n:
                 raise ValueError(
                     f"labels: {name!r} has {n} entries for {self._n} nodes; give an entry a node, or an array with one a seed"
                 )
@@ -115,7 +120,7 @@ class SeedLabels:
         PluginError
             A sampler returned seeds that it was not given, and labels lie beside those; a user's batches contradict themselves.
         """
-        seeds, data = sampled.seeds, self._g.node_data
+        seeds = sampled.seeds
         nodes = seeds - self._first if self._first else seeds
         found = None if order is None else _given(seeds.numpy(), order, sampled.index)
         if found is None:
@@ -124,12 +129,12 @@ class SeedLabels:
                     f"batch {sampled.index}: the sampler returned seeds that it was not given, which have no labels"
                 )
             return (
-                {name: data[field][nodes] for name, field in self._fields.items()},
+                {name: rows[nodes] for name, rows in self._data.items()},
                 torch.arange(len(seeds), device="cpu"),
                 None,
             )
         number, positions = map(torch.from_numpy, found)
-        labels = {name: data[field][nodes[number]] for name, field in self._fields.items()}
+        labels = {name: rows[nodes[number]] for name, rows in self._data.items()}
         labels |= {name: _taken(name, rows, positions) for name, rows in self._given.items()}
         return labels, number, positions
 

@@ -75,7 +75,7 @@ class Stages:
         # Passed to stores only if the loader's number of copying threads differs from the graph's.
         own = context.copy_threads != context.graph.options.threads
         self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end an earlier epoch in a thread that holds it
         self._trimmed_for = -1
         self._short: set[EpochRun] = set()  # epochs that make do with one queue of reads
         self._orders: dict[EpochRun, EpochSeeds | None] = {}  # the seeds of running epochs, as they were given

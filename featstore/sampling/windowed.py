@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -24,6 +23,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
+from featstore.storage.writer import free_bytes
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -109,7 +109,7 @@ def disk_of(sampler: Drawer) -> int:
     """Return the bytes that a sampler's run files may take."""
     if sampler.disk is not None:
         return sampler.disk
-    return shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_DIVISOR
+    return (free_bytes(sampler.run_dir) or 0) // DISK_DIVISOR
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,9 @@ class Turns:
         self, sampler: Drawer, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None, coming: Coming | None
     ) -> None:
         self._sampler, self._seeds, self._epoch, self._stop = sampler, seeds, epoch, stop
-        self._changed = threading.Condition(threading.RLock())
+        # Code takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._memory, self._own, self._coming = memory, list[Reservation](), coming
         self._plan: _Plan | None = None
         self._next = start  # the first batch without a window
@@ -228,7 +230,7 @@ class Turns:
     @property
     def passes_s(self) -> float:
         """Seconds of passes over neighbour lists so far."""
-        with self._changed:
+        with self._lock:
             return self._passes_s + sum(each.window.passes_s for each in self._windows)
 
     def sample(self, position: int) -> SampledBatch:
@@ -245,7 +247,7 @@ class Turns:
             found.left.discard(position)
             return sampled
         finally:
-            with self._changed:
+            with self._lock:
                 found.n_users -= 1
                 if not found.left and not found.n_users and found in self._windows:
                     self._drop(found)
@@ -254,7 +256,7 @@ class Turns:
 
     def _enter(self, position: int) -> _Open | None:
         """Wait until a batch's window is drawn; return the window, marked as used, or None if it is gone."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     raise ClosedError("the epoch is over")
@@ -301,6 +303,8 @@ class Turns:
             return False
         if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
             return False
+        if self._coming is not None:
+            self._coming.keep(-1)  # it has the place of two of the smaller ones
         self._plan = replace(plan, size=plan.size // 2)
         return True
 
@@ -329,7 +333,7 @@ class Turns:
         which.drawing.add_done_callback(self._tell)
 
     def _tell(self, _: object) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _divide(self) -> _Plan:
@@ -357,7 +361,7 @@ class Turns:
 
     def stop(self) -> None:
         """Stop drawing, and raise ClosedError in waiting threads; does not wait for them."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             for each in self._windows:
                 each.window.stop_drawing()
@@ -366,7 +370,7 @@ class Turns:
     def close(self) -> None:
         """Stop drawing, and remove the run files; may be called again."""
         self.stop()
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not any(each.n_users for each in self._windows))
             windows = list(self._windows)
             self._windows.clear()

@@ -158,7 +158,7 @@ class Memory:
             self.needs = {SAMPLED_AHEAD: ahead, **self.needs}
         self.leasts = {holder: least for holder, (least, _) in self.needs.items()}
         self._fixed = self._fixed_now()  # without the loader's own parts, which are reserved after this
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end an earlier epoch in a thread that holds it
         self._delivered: list[tuple[weakref.ref[Any], int]] = []
         self._n_running = 0
         self._closed = False

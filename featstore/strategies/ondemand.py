@@ -152,6 +152,8 @@ class OnDemandRunner(Runner):
         self._beside, self._is_owed = self.context.tiers, False
         with self.context.watch.time("cache"), AccessCounts(self.context) as counts:
             for name, n_bytes in sizes.items():
+                if graph.columns.get(name) is not self.context.nodes.stores[name]:
+                    continue  # it was changed since: the loader goes on with the earlier rows, which have no cache any more
                 if self.context.nodes.is_claimed(name):
                     self._is_owed = True
                     continue

@@ -256,12 +256,26 @@ def test_threads_that_stay_within_their_parts_are_never_refused(seed: int) -> No
     assert budget.report() == {}
 
 
+def test_threads_that_read_do_not_wait_for_those_that_wait_for_them() -> None:
+    budget = Budget(100)
+    waiting, other = AllOnLoan(budget, "waiting", cost=0, waits=True), AllOnLoan(budget, "other", cost=1)
+    waiting.held.resize(60)
+    other.held.resize(40)
+    with budget.reading():
+        budget.reserve("reads", 40)
+        with pytest.raises(BudgetError, match="reads needs"):
+            budget.reserve("reads", 1)
+    assert (waiting.held.n_bytes, other.held.n_bytes) == (60, 0)
+    budget.reserve("asks", 1)
+    assert waiting.held.n_bytes == 0
+
+
 class AllOnLoan:
     """Holds memory of which everything is on loan, so that every true report has as much of it lent as held."""
 
-    def __init__(self, budget: Budget, name: str) -> None:
+    def __init__(self, budget: Budget, name: str, cost: int = 0, *, waits: bool = False) -> None:
         self.held = budget.reserve(name, 0)
-        self.loan = budget.lend(self.lent, self.give_back, cost=0, of=self.held)
+        self.loan = budget.lend(self.lent, self.give_back, cost=cost, of=self.held, waits=waits)
 
     def lent(self) -> int:
         return self.held.n_bytes

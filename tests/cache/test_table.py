@@ -435,6 +435,16 @@ def test_memory_is_reserved_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert min(counted) >= 4 * 1000  # the row map is reserved too
 
 
+def test_a_cache_that_nobody_closes_is_released() -> None:
+    """As that of a feature that was replaced, which dies with its loader."""
+    budget = Budget(10**6)
+    cache = FeatureCache(100, 100, 1000, None, budget=budget)
+    cache.lend()
+    assert budget.used == cache.nbytes
+    del cache
+    assert (budget.report(), budget.used) == ({}, 0)
+
+
 def test_scores_count_while_they_are_used() -> None:
     n = 10_000
     peaks = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,8 +111,26 @@ def test_the_disk_that_is_advised_suffices(policy: Policy | None, n_bytes: int) 
 
 
 def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * 4 * 1001 * 30))
+    monkeypatch.setattr("featstore.estimate.length.free_bytes", lambda path: 2 * 4 * 1001 * 30)
     assert choose_size(planning(disk=None), 1000, BATCH, 1000) == 30
+
+
+def test_the_disk_is_that_of_the_run_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their directory, or its parent, is made later, and where it is a link to another drive."""
+    asked, free = list[str](), os.statvfs
+
+    def statvfs(path: str) -> Any:
+        found = free(path)  # or no such file
+        asked.append(os.path.realpath(path))
+        return found
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "drive")
+    for name, where in (("drive", "drive"), ("link", "drive"), ("drive/job/runs", "drive"), ("new", ".")):
+        asked.clear()
+        assert choose_size(replace(planning(disk=None), run_dir=str(tmp_path / name)), 1000, BATCH, 1000) >= 1
+        assert asked == [os.path.realpath(tmp_path / where)]
 
 
 def test_a_disk_limits_the_length() -> None:

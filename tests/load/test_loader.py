@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+import time
 import warnings
 from functools import cache
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.errors import BudgetError, ClosedError
 from featstore.load.minibatch import MiniBatch
+from featstore.load.stages import Stages
 from tests.support.fake_graph import N, Sampler, graph, loader
 from tests.support.refusing import refuses
 
@@ -277,6 +279,61 @@ def test_collected_in_a_cycle():
     assert threads() == 0
 
 
+def test_collected_in_a_thread_of_the_epoch():
+    """Where threads of the epoch would be joined by one of them."""
+    g = graph()
+    there = threading.Event()
+
+    class Collecting(Sampler):
+        def sample(self, seeds, epoch=0, index=0):
+            if index == 1:
+                assert there.wait(60)
+                gc.collect()
+            return super().sample(seeds, epoch, index)
+
+    before = {*threading.enumerate()}
+    gc.disable()
+    try:
+        iterator = iter(loader(g, sampler=Collecting(g.pool)))
+        next(iterator)
+        holder = {"iterator": iterator}
+        holder["self"] = holder
+        del iterator, holder
+        there.set()
+        for thread in {*threading.enumerate()} - before:
+            thread.join(60)
+    finally:
+        gc.enable()
+    assert threads() == 0
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_an_epoch_is_over_when_no_thread_gathers(monkeypatch, how):
+    """However long that takes: its rows would go to a cache that is another epoch's by then. A finaliser waits for a while."""
+    monkeypatch.setattr("featstore.load.epoch.FINALIZER_JOIN_S", 0.01)
+    g, taken = graph(), threading.Event()
+    gather, over = g.features["x"].gather, Stages.over
+    ended = []
+
+    def slow(ids, *args, **options):
+        if taken.is_set():
+            time.sleep(0.3)
+        return gather(ids, *args, **options)
+
+    monkeypatch.setattr(g.features["x"], "gather", slow)
+    monkeypatch.setattr(Stages, "over", lambda stages, run: (ended.append(threads()), over(stages, run)))
+    iterator = iter(loader(g))
+    taken.set()
+    next(iterator)
+    if how == "closed":
+        iterator.close()
+        assert ended == [0]
+    del iterator
+    while not ended:
+        time.sleep(0.01)
+    assert ended == [0]
+
+
 def test_close():
     g = graph()
     with loader(g) as batches:
@@ -371,6 +428,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"feature_cache": 1.5}, ValueError, "share of the rows"),
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),
+        ({"seeds": featstore.RandomBatches([1, 2, 3], 2), "batch_size": None, "drop_last": True}, ValueError, "drop_last goes with"),
         ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
         ({"seeds": [1, 0, 1]}, ValueError, "seeds of 0 and 1 alone look like a mask: 1 is at positions 0 and 2"),
         ({"seeds": [1, N]}, IndexError, f"seed {N} at position 1"),
