@@ -133,8 +133,9 @@ def _pages(layout: RowLayout, begins: npt.NDArray[np.int64], ends: npt.NDArray[n
         low = begins * layout.row_bytes // PAGE_BYTES
         high = -(-ends * layout.row_bytes // PAGE_BYTES)
     else:
-        pages = layout.group_bytes // PAGE_BYTES
-        low, high = begins // layout.group_rows * pages, -(-ends // layout.group_rows) * pages
+        low = begins // layout.group_rows * (layout.group_bytes // PAGE_BYTES)
+        groups, rows = np.divmod(ends - 1, layout.group_rows)  # a file ends with its last row, maybe within a group
+        high = -(-(groups * layout.group_bytes + (rows + 1) * layout.row_bytes) // PAGE_BYTES)
     return np.stack([1 + low, high - low], axis=1)
 
 
@@ -176,11 +177,12 @@ class _StreamedRows:
     def _take_groups(self, n_pages: int, skipped: int, out: Uint8s) -> None:
         """Copy rows out of groups, without the padding behind each; the first group begins with ``skipped`` other rows."""
         layout, done = self._file.layout, 0
-        step = len(self._scratch) // layout.group_bytes
-        n_groups = n_pages * PAGE_BYTES // layout.group_bytes
-        for group in range(0, n_groups, step):
-            groups = self._scratch[: min(step, n_groups - group) * layout.group_bytes].reshape(-1, layout.group_bytes)
-            self._take(groups.nbytes // PAGE_BYTES, groups)
+        n_each = layout.group_bytes // PAGE_BYTES
+        step = len(self._scratch) // layout.group_bytes * n_each
+        for page in range(0, n_pages, step):
+            n = min(step, n_pages - page)
+            self._take(n, self._scratch[: n * PAGE_BYTES].reshape(-1, PAGE_BYTES))
+            groups = self._scratch[: -(-n // n_each) * layout.group_bytes].reshape(-1, layout.group_bytes)
             rows = groups[:, : layout.group_rows * layout.row_bytes]
             k = min(len(groups) * layout.group_rows - skipped, len(out) - done)
             into = out[done : done + k]

@@ -131,7 +131,9 @@ def open_regular(
     try:
         with naming(name):
             status = os.fstat(fd)
-        _check_regular(status.st_mode, name)
+            _check_regular(status.st_mode, name)
+            # With O_NONBLOCK some kernels end reads of io_uring with EAGAIN: of a device that cannot say that it would wait.
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
     except BaseException:
         close_quietly(fd)
         raise

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "pages_cached", "share_of", "table_bytes"]
+__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "pages_cached", "pointer_bytes", "share_of", "table_bytes"]
 
 MIN_ARENA_BYTES = 256 << 10
 ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
@@ -38,7 +38,13 @@ def pages_cached(total: int, share: int) -> int:
 
 def table_bytes(table: int, row_bytes: int, total: int, share: int) -> int:
     """Count the bytes held for a table of ``table`` bytes under a budget of ``total`` bytes."""
-    return table if is_kept(table, total, share) else PagedSums.held_bytes(row_bytes, pages_cached(total, share))
+    held = table if is_kept(table, total, share) else PagedSums.held_bytes(row_bytes, pages_cached(total, share))
+    return held + pointer_bytes(table // PAGE_BYTES)
+
+
+def pointer_bytes(n_pages: int) -> int:
+    """Count the bytes of the core's pointers to the pages of a table: much for a file of 10 TB."""
+    return 8 * (n_pages + 1)
 
 
 class PagedSums:
@@ -71,7 +77,8 @@ class PagedSums:
         # A small queue of its own: the borrowed one is in the middle of a gather when pages of sums are needed.
         self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots, owner=self)
         try:
-            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES, owner=self)
+            n_bytes = n_slots * PAGE_BYTES + pointer_bytes(table.n_rows)
+            self._reservation = budget.reserve("checksum tables", n_bytes, owner=self)
         except BaseException:
             self._engine_reservation.release()
             raise

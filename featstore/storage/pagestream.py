@@ -130,7 +130,7 @@ class PageFile(Protocol):
     def holds_sums(self) -> bool: ...
     def duplicate(self) -> int: ...
     def with_backend(self, make: Callable[[str], Stream]) -> Stream: ...
-    def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]: ...
+    def sums_pages(self, first: int, n: int) -> Sequence[npt.NDArray[np.uint64]]: ...
     def count(self, rows: int, reads: int, n_bytes: int) -> object: ...
 
 
@@ -258,9 +258,10 @@ class PageStream:
         if not len(self._pages):
             return
         first, last = int(self._first_sums.min()), int(self._last_sums.max())
-        for number, page in enumerate(self.file.sums_pages(first, last + 1 - first), first):
-            self._in_use[number] = page
-            self.core.set_sums_page(number, page)
+        for pages in self.file.sums_pages(first, last + 1 - first):
+            self._in_use[first] = pages
+            self.core.set_sums_pages(first, pages)
+            first += len(pages)
 
     def _ready_sums(self, begin: int, end: int) -> None:
         first, last = self._first_sums[begin:end], self._last_sums[begin:end]
@@ -268,16 +269,18 @@ class PageStream:
         # A page that is in use stays the one it is: a thread may be looking at it.
         missing = np.array([number for number in numbers.tolist() if number not in self._in_use], np.int64)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if len(missing) else ():
-            for number, page in enumerate(self.file.sums_pages(int(run[0]), len(run)), int(run[0])):
-                self._in_use[number] = page
-                self.core.set_sums_page(number, page)
+            first_of_run = int(run[0])
+            for pages in self.file.sums_pages(first_of_run, len(run)):
+                self.core.set_sums_pages(first_of_run, pages)
+                self._in_use |= dict.fromkeys(range(first_of_run, first_of_run + len(pages)), pages)
+                first_of_run += len(pages)
         self._groups.append((end, set(numbers.tolist())))
 
     def _forget(self) -> None:
         while self._groups and self._groups[0][0] <= self.core.consumed:
             for number in self._groups.popleft()[1]:
                 if not any(number in group for _, group in self._groups):
-                    self.core.set_sums_page(number, None)
+                    self.core.drop_sums_page(number)
                     del self._in_use[number]
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from featstore.distinct import distinct
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout
-from featstore.storage.pagedsums import PagedSums, is_kept, pages_cached, table_bytes
+from featstore.storage.pagedsums import PagedSums, is_kept, pages_cached, pointer_bytes, table_bytes
 from featstore.storage.pagestream import PageStream
 
 __all__ = ["Queues", "ReadStats", "RowFile"]
@@ -186,16 +186,16 @@ class RowFile:
             return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
-        """Get checked pages of the table of checksums, each uint64 [512]; from memory if the table is held."""
+        """Get checked pages of the table of checksums, uint64 [n, 512] in one or more arrays; from memory if the table is held."""
         with self.in_use():
             if self._sums_pages is not None:
-                return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
+                return [self._sums_pages[first : first + n].view(np.uint64)]
             assert self._paged is not None, "nothing is verified"
             pages = self._paged.table_pages(first, n)
             self.count(0, 1, pages.nbytes)
         for number in range(n):
             self._check_sums_page(first + number, pages[number], self._sums_seed)
-        return [page.view(np.uint64) for page in pages]
+        return [pages.view(np.uint64)]
 
     def _load_sums(self, seed: int, sums_seed: int) -> None:
         n_pages = self.n_sums_pages
@@ -215,9 +215,9 @@ class RowFile:
                 budget=budget,
             )
             return
-        if n_pages * PAGE_BYTES > budget.available:
+        if n_pages * PAGE_BYTES + pointer_bytes(n_pages) > budget.available:
             self._reader.trim()  # scratch of idle queues is as large as the memory allowed
-        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES, owner=self)
+        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES + pointer_bytes(n_pages), owner=self)
         pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
         with self._reader.engine() as engine:
             engine.read(table, 0, n_pages, pages)
@@ -384,7 +384,7 @@ class RowFile:
             page_sums(out.reshape(-1), self.seed, found)
             for number in distinct(table):
                 here = np.flatnonzero(table == number)
-                bad = found[here] != self.sums_pages(int(number), 1)[0][entry[here]]
+                bad = found[here] != self.sums_pages(int(number), 1)[0][0, entry[here]]
                 if bad.any():
                     offset = int(numbers[here[int(bad.argmax())]]) * PAGE_BYTES
                     raise CorruptionError("checksum of a page differs", self.path, offset)

@@ -5,6 +5,7 @@
  *   r  take all reads that are staged, complete one if the caller waits
  *   h  take them, complete none, as if a signal had come (EINTR)
  *   p  take half of them, complete none
+ *   k  as r, after 20 ms, of which a signal ends the wait; it returns what it took, so the caller does not see that
  *   a  refuse: EAGAIN; b: EBUSY; x: ENXIO
  * While the caller sleeps, the kernel completes one read that it has taken.
  *
@@ -12,6 +13,7 @@
  * done, the error's kind and number, reads that the kernel still had at the end, and sleeps. A second run, whose kernel refuses
  * nothing, must succeed on the same ring. Exit status 1: rows are wrong where no error was told, or the second run failed. */
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -47,7 +49,7 @@ enum { MOST = 4096 };
 static struct { uint32_t head, tail, mask, array[MOST]; } *queue;
 static struct { uint32_t head, tail, mask, unused; struct fs_cqe entries[2 * MOST]; } *landed;
 static struct fs_sqe *sqes, taken[MOST];
-static unsigned n_taken, newest_first, n_sleeps, quiet;
+static unsigned n_taken, newest_first, n_sleeps, quiet, n_signals;
 static uint64_t n_reads, n_begun;
 static const char *script = "r"; /* setting up enters, too */
 
@@ -100,6 +102,11 @@ static long played_call(long number, ...) {
     const unsigned n = what == 'p' ? n_staged / 2 : n_staged;
     for (unsigned i = 0; i < n; i++) taken[n_taken++] = sqes[queue->array[queue->head++ & queue->mask]];
     n_begun += n;
+    if (what == 'k') {
+        n_signals++;
+        poll(NULL, 0, 20);
+        land();
+    }
     if (what == 'r' && min_complete) {
         if (!quiet) printf("%u %llu\n", n_taken, (unsigned long long)(n_reads - n_begun));
         land();
@@ -112,7 +119,7 @@ static void *played_map(size_t bytes, uint64_t offset) {
     return offset == FS_OFF_SQ_RING ? (void *)queue : offset == FS_OFF_CQ_RING ? (void *)landed : (void *)sqes;
 }
 
-static int no_signal(void) { return 0; }
+static int is_signalled(void) { return n_signals > 0; }
 
 /* Every other page, so that each row is a read. */
 static fs_job gather(fs_uring *ring, uint8_t *out) {
@@ -124,7 +131,7 @@ static fs_job gather(fs_uring *ring, uint8_t *out) {
     job.row_bytes = job.group_bytes = FS_PAGE;
     job.group_rows = job.cap_pages = 1;
     job.out = out;
-    fs_uring_run(ring, &job, no_signal);
+    fs_uring_run(ring, &job, is_signalled);
     free(keys);
     return job;
 }
@@ -168,7 +175,7 @@ int main(int argc, char **argv) {
     for (int run = 0; run < 2; run++) {
         memset(out, 255, n_reads * FS_PAGE);
         script = run ? "r" : argv[5];
-        quiet = run;
+        quiet = run, n_signals = 0;
         const fs_job job = is_stream ? stream(&ring->ring, out) : gather(ring, out);
         is_good &= job.error_kind ? !run : is_right(out);
         if (!run) printf("%llu %d %d %u %u\n", (unsigned long long)job.n_reads, job.error_kind, job.error_number, n_taken, n_sleeps);

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_REFUSALS = 400  # uring.c
-OS_ERROR = 1  # FS_ERR_OS
+OS_ERROR, SIGNAL = 1, 4  # FS_ERR_OS, FS_ERR_SIGNAL
 REFUSALS = {"a": errno.EAGAIN, "b": errno.EBUSY, "x": errno.ENXIO}
 
 LOOPS = pytest.mark.parametrize("loop", ["gather", "stream"])
@@ -74,6 +74,13 @@ def test_a_kernel_that_lacks_memory_for_a_while_is_waited_for(program: Path, loo
     script = "a" * (MAX_REFUSALS - 1) + "p" + "b" * (MAX_REFUSALS - 1) + "r"
     _, ending = play(program, loop, 8, 20, script)
     assert ending[:4] == (20, 0, 0, 0)
+
+
+def test_a_signal_ends_a_slow_gather(program: Path) -> None:
+    """Also where each wait begins reads, and so returns their number and not that a signal came."""
+    _, ending = play(program, "gather", 4, 500, "k")
+    assert (ending.kind, ending.n_flying) == (SIGNAL, 0)
+    assert ending.n_done <= 20  # of 20 ms each
 
 
 @LOOPS

@@ -118,8 +118,10 @@ cdef class Logs:
     cdef char[::1] view
 
     def __cinit__(self, int64_t n_logs, char[::1] arena not None, int64_t block_words, bint wide):
-        cdef int64_t n_blocks = arena.shape[0] // (block_words * (8 if wide else 4)) if block_words > 0 else 0
-        if n_logs < 1 or block_words < FS_LEAST_BLOCK or n_blocks < LEAST_BLOCKS or max(n_blocks, block_words) > INT32_MAX:
+        cdef int64_t n_blocks = (
+            arena.shape[0] // (block_words * (8 if wide else 4)) if 0 < block_words <= INT32_MAX else 0
+        )
+        if n_logs < 1 or block_words < FS_LEAST_BLOCK or not LEAST_BLOCKS <= n_blocks <= INT32_MAX:
             raise ValueError(f"{n_logs} logs cannot lie in {n_blocks} blocks of {block_words} words")
         self.view = arena
         self.logs.arena = &arena[0]

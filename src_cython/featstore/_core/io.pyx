@@ -43,6 +43,12 @@ cdef extern from *:
         return (long)align;
     }
 
+    /* With O_NONBLOCK some kernels end each read of io_uring with EAGAIN: of a device that cannot say that it would wait. */
+    static int fs_set_blocking(int fd) {
+        int flags = fcntl(fd, F_GETFL);
+        return flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 ? -errno : 0;
+    }
+
     /* A file system may take the flag and refuse every read (overlayfs over squashfs): then it is taken off, and the error is in
      * `read_error`, as is any other of the first page. A file that is only written, or an interrupted read, says nothing. */
     static int fs_set_direct(int fd, int *read_error) {
@@ -56,6 +62,7 @@ cdef extern from *:
     """
     long fs_dio_align(int fd) nogil
     int fs_set_direct(int fd, int *read_error) nogil
+    int fs_set_blocking(int fd) nogil
 
 cdef extern from "Python.h":
     # Declared here without `except -1`: the pending exception is raised later, when nothing is in flight any more.
@@ -170,6 +177,7 @@ cdef class File:
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode):
             raise FormatError(f"{self.path} is not a regular file")
+        fs_set_blocking(self.fd)
         if <uint64_t>info.st_size != expected_bytes:
             raise CorruptionError(
                 f"has {info.st_size} bytes, the catalog says {expected_bytes}", self.path, min(info.st_size, expected_bytes)

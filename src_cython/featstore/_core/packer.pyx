@@ -1,5 +1,6 @@
 """Batched packing: one stream of a file's rows is turned into the extents of many batches."""
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -50,7 +51,7 @@ cdef extern from "kernels/packer.h" nogil:
     int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most)
     int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64_t len)
     int fs_packer_flush(fs_packer *p)
-    void fs_packer_drain(fs_packer *p)
+    int fs_packer_drain(fs_packer *p)
 
 
 cdef class Packer:
@@ -189,13 +190,21 @@ cdef class Packer:
             for b in range(self.p.n_batches):
                 if self.p.buffer[b] != NULL:
                     fs_packer_hand_over(&self.p, b)
-            fs_packer_drain(&self.p)
+        self.drain()
         self.check()
         for b in range(self.p.n_batches):
             if self.p.cursor[b] != self.p.end[b]:
                 raise ValueError(f"the stream ended before a row of batch {b}")
         if self.p.kept != self.p.n_kept:
             raise ValueError("the stream ended before a row that is kept")
+
+    cdef drain(self):
+        """Wait for all that was handed over, and look for signals meanwhile."""
+        cdef bint drained = False
+        while not drained:
+            with nogil:
+                drained = fs_packer_drain(&self.p)
+            PyErr_CheckSignals()
 
     def flush(self):
         """Write the whole pages that are in the buffers, and wait for all that was handed over.
@@ -208,7 +217,7 @@ cdef class Packer:
         cdef bint good
         with nogil:
             good = fs_packer_flush(&self.p)
-            fs_packer_drain(&self.p)
+        self.drain()
         self.check()
         if not good:
             raise ClosedError(f"{self.path} is closed")

@@ -164,7 +164,7 @@ cdef class Placer:
             if bad >= 0:
                 raise ValueError(f"the part or the group of node {bad} is out of range")
             for group in range(self.n_groups):
-                if s.cap[group] < 0 or (s.cap[group] * s.width) < members[group]:
+                if s.cap[group] < (members[group] + s.width - 1) // s.width:
                     raise ValueError(f"{s.width} parts of {s.cap[group]} nodes have no room for {members[group]}")
         finally:
             free(members)

@@ -85,7 +85,7 @@ cdef class Stream:
             raise ValueError("impossible stream")
         with nogil:
             for i in range(counts.shape[0]):
-                good = good and 0 < counts[i] * FS_PAGE <= buffer_bytes
+                good = good and 0 < counts[i] <= buffer_bytes // FS_PAGE
         if not good:
             raise ValueError("a piece is empty or longer than a buffer")
         if backend == "io_uring":
@@ -105,7 +105,7 @@ cdef class Stream:
         pthread_cond_init(&self.s.freed, NULL)
 
     def use_sums(self, uint64_t seed, uint64_t n_sums_pages):
-        """Verify pages, against pages of sums set by :meth:`set_sums_page` before their pieces are allowed."""
+        """Verify pages, against pages of sums set by :meth:`set_sums_pages` before their pieces are allowed."""
         cdef uint64_t n_pages = n_sums_pages * FS_SUMS_PER_PAGE
         cdef Py_ssize_t i, bad = -1
         with nogil:
@@ -154,6 +154,8 @@ cdef class Stream:
         self.s.parts = <fs_stream_file *>calloc(n, sizeof(fs_stream_file))
         if self.s.parts == NULL:
             raise MemoryError
+        for k in range(n):
+            self.s.parts[k].fd = -1
         self.n_parts = n
         for k in range(n):
             self.s.parts[k].fd = self.s.job.fd if k == 0 else take(fds[k - 1])
@@ -165,11 +167,20 @@ cdef class Stream:
         if self.s.n_pieces:
             self.s.at, self.s.files = &at[0], &files[0]
 
-    def set_sums_page(self, uint64_t number, const uint64_t[::1] page):
-        """Make ``page`` (512 words, kept alive by the caller) the sums page ``number``; None takes it away."""
-        if self.s.job.sums == NULL or number >= self.n_sums_pages or (page is not None and page.shape[0] != 512):
+    def set_sums_pages(self, uint64_t first, const uint64_t[:, ::1] pages not None):
+        """Make ``pages`` (512 words each, kept alive by the caller) the sums pages from number ``first`` on."""
+        cdef uint64_t i, n = pages.shape[0]
+        if (self.s.job.sums == NULL or first > self.n_sums_pages or n > self.n_sums_pages - first or pages.shape[1] != 512):
             raise ValueError("no such sums page")
-        self.s.job.sums[number] = NULL if page is None else <uint64_t *>&page[0]
+        with nogil:
+            for i in range(n):
+                self.s.job.sums[first + i] = <uint64_t *>&pages[i, 0]
+
+    def drop_sums_page(self, uint64_t number):
+        """Take the sums page ``number`` away."""
+        if self.s.job.sums == NULL or number >= self.n_sums_pages:
+            raise ValueError("no such sums page")
+        self.s.job.sums[number] = NULL
 
     def inject(self, bytes script):
         """Distort the results of reads, a letter each (tests): see ``fs_inject``."""
@@ -321,7 +332,8 @@ cdef class Stream:
         if fd >= 0:
             c_close(fd)
         for k in range(1, self.n_parts):
-            c_close(self.s.parts[k].fd)
+            if self.s.parts[k].fd >= 0:
+                c_close(self.s.parts[k].fd)
         self.n_parts = 0
         free(self.s.parts)
         self.s.parts = NULL

@@ -130,7 +130,7 @@ def draw(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint re
     with nogil:
         for i in range(begin, end):
             n = hop.degree[i]
-            if n > FS_LONGEST:
+            if n > FS_LONGEST and fanout:
                 bad = i
             if fanout >= 0 and (n > fanout or (replace and n)):
                 longest = fanout

@@ -1,4 +1,5 @@
 #include "backends.h"
+#include "rowcopy.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FS_POLL_NS 50000000U /* between two looks for signals */
+
 static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
     fs_slot *slot = &u->slots[seq % FS_WINDOW];
     fs_ring_read(&u->ring, job->fd, u->arena + slot->start + slot->done, slot->len - slot->done,
@@ -17,7 +20,7 @@ static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
 }
 
 void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
-    uint64_t head = 0, tail = 0, arena_head = 0, arena_tail = 0, n_done = 0, next_poll = 4096;
+    uint64_t head = 0, tail = 0, arena_head = 0, arena_tail = 0, next_poll = fs_nanoseconds() + FS_POLL_NS;
     const unsigned *in_flight = &u->ring.in_flight;
     int pending = 0, exhausted = 0;
     fs_op op;
@@ -50,9 +53,9 @@ void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
         int r = fs_ring_enter(&u->ring, *in_flight >= 64 ? 16 : 1);
         if (r < 0 && r != -EINTR) {
             fs_job_fail(job, FS_ERR_OS, -r, 0);
-        } else if (r || n_done >= next_poll) {
-            next_poll = n_done + 4096;
+        } else if (r || fs_nanoseconds() >= next_poll) { /* a wait that a signal ended returns 0 if it had reads to begin */
             if (!atomic_load(&job->stop) && poll()) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
+            next_poll = fs_nanoseconds() + FS_POLL_NS;
         }
         struct fs_cqe cqe;
         while (fs_ring_reap(&u->ring, &cqe)) {
@@ -67,7 +70,6 @@ void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
                 }
             }
             if (slot->done == slot->len && !atomic_load_explicit(&job->stop, memory_order_relaxed)) {
-                n_done++;
                 job->n_reads++;
                 job->read_bytes += slot->len;
                 if (fs_finish_op(job, &slot->op, u->arena + slot->start, &bad_page) != FS_OK)
@@ -189,7 +191,7 @@ void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
     while (pool->tickets || pool->active) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 50000000;
+        until.tv_nsec += FS_POLL_NS;
         if (until.tv_nsec >= 1000000000) {
             until.tv_nsec -= 1000000000;
             until.tv_sec++;

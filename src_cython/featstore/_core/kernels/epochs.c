@@ -1,6 +1,6 @@
 #include "epochs.h"
+#include "pairs.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(FS_DRAWN_HEAD + FS_TAKEN <= FS_LEAST_BLOCKS * FS_LEAST_BLOCK, "a record fits an empty arena");
@@ -121,12 +121,6 @@ int64_t fs_distinct(const int64_t *ends, int64_t range, int64_t base, int64_t *n
     return n;
 }
 
-static int fs_compare_keys(const void *a, const void *b)
-{
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
 int64_t fs_sort_few(const void *records, int wide, int64_t n, int64_t base, int64_t range, uint32_t *batch, uint32_t *place,
                     int64_t *nodes, int64_t *starts)
 {
@@ -136,7 +130,9 @@ int64_t fs_sort_few(const void *records, int wide, int64_t n, int64_t base, int6
             return -1;
         nodes[i] = node << 32 | i;
     }
-    qsort(nodes, (size_t)n, sizeof *nodes, fs_compare_keys);
+    const int bits = 64 - __builtin_clzll((uint64_t)range | 1);
+    if (fs_sort_keys((uint64_t *)nodes, (uint64_t *)starts, (uint64_t)n, 32, 32 + bits) == (uint64_t *)starts)
+        memcpy(nodes, starts, (size_t)n * sizeof *nodes);
     int64_t found = 0, last = -1;
     for (int64_t at = 0; at < n; at++) {
         const int64_t node = nodes[at] >> 32, i = nodes[at] & UINT32_MAX;

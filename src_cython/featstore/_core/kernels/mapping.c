@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define FS_HUGE (2UL << 20)
 #ifndef MADV_POPULATE_WRITE
@@ -11,11 +12,18 @@
 
 static _Atomic uint64_t fs_mapped;
 
+/* The last byte of a page, which is 4 KiB or 64 KiB: a mask. */
+static uint64_t fs_page_mask(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE) - 1;
+}
+
 void *fs_map(uint64_t bytes, int forked)
 {
     const uint64_t slack = bytes >= FS_HUGE ? FS_HUGE : 0;
     if (bytes > PTRDIFF_MAX - FS_HUGE)
         return NULL;
+    bytes = (bytes + fs_page_mask()) & ~fs_page_mask();
     uint8_t *p = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
@@ -36,6 +44,7 @@ void *fs_map(uint64_t bytes, int forked)
 
 void fs_unmap(void *p, uint64_t bytes)
 {
+    bytes = (bytes + fs_page_mask()) & ~fs_page_mask();
     munmap(p, bytes);
     atomic_fetch_sub_explicit(&fs_mapped, bytes, memory_order_relaxed);
 }
@@ -48,7 +57,7 @@ uint64_t fs_mapped_bytes(void)
 /* Advise the kernel of the whole pages of a range. */
 static int fs_advise(void *p, uint64_t bytes, int advice)
 {
-    const uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
+    const uintptr_t mask = fs_page_mask(), first = ((uintptr_t)p + mask) & ~mask, end = ((uintptr_t)p + bytes) & ~mask;
     return end > first ? madvise((void *)first, end - first, advice) : 0;
 }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -155,8 +156,18 @@ int fs_packer_flush(fs_packer *p) {
     return 1;
 }
 
-void fs_packer_drain(fs_packer *p) {
+int fs_packer_drain(fs_packer *p) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    int error = 0;
     pthread_mutex_lock(&p->lock);
-    while (p->q_len || p->writing) pthread_cond_wait(&p->freed, &p->lock);
+    while ((p->q_len || p->writing) && !error) error = pthread_cond_timedwait(&p->freed, &p->lock, &until);
+    const int drained = !p->q_len && !p->writing;
     pthread_mutex_unlock(&p->lock);
+    return drained;
 }

@@ -58,7 +58,7 @@ int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most);
 /* Hand the whole pages of all buffers to the writers; the bytes behind them go on in buffers of their own. 0 where writing failed. */
 int fs_packer_flush(fs_packer *p);
 
-/* Wait until everything that was handed over is written. */
-void fs_packer_drain(fs_packer *p);
+/* Wait a twentieth of a second, or until everything that was handed over is written; whether it is. */
+int fs_packer_drain(fs_packer *p);
 
 #endif
