@@ -186,7 +186,7 @@ class RowFile:
             return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
-        """Get checked pages of the table of checksums, uint64 [n, 512] in one or more arrays; from memory if the table is held."""
+        """Get checked pages of the table of checksums, uint64 [n, 512] in one or more arrays; from memory if it is held."""
         with self.in_use():
             if self._sums_pages is not None:
                 return [self._sums_pages[first : first + n].view(np.uint64)]

@@ -1,4 +1,4 @@
-"""A loader whose dataset is changed meanwhile goes on with the rows and labels that it began with, and leaves no memory behind."""
+"""A loader whose dataset is changed meanwhile goes on with the rows and labels of before, and leaves no memory behind."""
 
 from __future__ import annotations
 
