@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TypeAlias
@@ -29,6 +29,7 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, EdgePlan
 from featstore.gather.sources import ExtentSource
+from featstore.plan.daemonthreads import DaemonThreads
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
 from featstore.plan.planmemory import Switch
@@ -278,7 +279,7 @@ class SuperbatchInspector:
 
     def _inspect(self) -> None:
         sampled: dict[int, SampledSuperbatch] = {}
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-presample") as workers:
+        with DaemonThreads(self._threads, "featstore-presample") as workers:
             sampler = threading.Thread(target=self._sample_ahead, args=(sampled, workers), name="featstore-samples", daemon=True)
             try:
                 if self._switch is None:
@@ -315,7 +316,7 @@ class SuperbatchInspector:
                 self._error = self._error or error
             self._changed.notify_all()
 
-    def _sample_ahead(self, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor) -> None:
+    def _sample_ahead(self, sampled: dict[int, SampledSuperbatch], workers: Executor) -> None:
         """Sample one superbatch after the other, beside planning and packing, while at most four lie on disk."""
         try:
             for k in range(self._n):
@@ -365,7 +366,7 @@ class SuperbatchInspector:
         if self._closed:
             raise _Stopped
 
-    def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> SampledSuperbatch:
+    def _sample_superbatch(self, k: int, workers: Executor) -> SampledSuperbatch:
         first = self._start + k * self._size
         positions = range(first, min(first + self._size, self._stop))
         pending: deque[Future[_Sample]] = deque()
@@ -458,7 +459,7 @@ class SuperbatchInspector:
         return self._n_freed != seen or self._error is not None or self._closed
 
     def _plan_beside_sampling(
-        self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor
+        self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: Executor
     ) -> None:
         """Plan superbatch ``k`` while ``k + 1`` is sampled, then give the memory to the feature caches (Ginex, figure 9)."""
         assert self._switch is not None
