@@ -102,7 +102,7 @@ def make_dataset(path: Path, seed: int) -> None:
     features = {
         "x": rng.standard_normal((N, 9)).astype(np.float32),
         "h": rng.integers(0, 255, (N, 700), np.uint8),
-        "wide": rng.integers(0, 255, (N, 4200), np.uint8),
+        "wide": rng.integers(0, 255, (N, 8000), np.uint8),
     }
     featstore.OutOfCoreGraph.from_edge_index(
         path,
@@ -116,7 +116,7 @@ def make_dataset(path: Path, seed: int) -> None:
     ).close()
     add_names(path, [f"n{i * seed}" for i in range(N)])
     with featstore.open(path, **OPEN) as g:
-        g.features["wide"].update(np.arange(7, 90, 9), np.full((10, 4200), seed, np.uint8), progress=False)
+        g.features["wide"].update(np.arange(7, 90, 9), np.full((10, 8000), seed, np.uint8), progress=False)
         g.cache_neighbors(save=True, **NEIGHBORS)
         featstore.partition(g, 4, train_idx=np.arange(0, N, 3), keep_lists=True, progress=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,38 @@ def test_rows_reach_the_device_after_others_took_the_memory_on_loan(
         monkeypatch.setattr(packed, "Layout", Taking)
         begin(g, "neighbor", featstore.Packed(pack, cache="auto"), 3, device_cache=0.1)
         assert taken[0] > 0
+
+
+def test_collected_in_a_thread_that_samples_ahead(dataset: Path) -> None:
+    """An epoch in a cycle, whose finaliser the collector runs in one of its own threads, which it may not wait for."""
+    dropped, collected = threading.Event(), threading.Event()
+
+    class Collecting:
+        def __init__(self, g: featstore.OutOfCoreGraph) -> None:
+            self.inner = featstore.NeighborSampler(g, [3, 3])
+            self.fanouts = self.inner.fanouts
+
+        def sample(self, seeds: Any, epoch: int = 0, index: int = 0) -> Any:
+            if index >= 8 and not collected.is_set():  # of the third superbatch
+                assert dropped.wait(60)
+                gc.collect()
+                collected.set()
+            return self.inner.sample(seeds, epoch, index)
+
+    before = {*threading.enumerate()}
+    with featstore.open(dataset, memory="64MB", threads=1) as g:
+        gc.disable()
+        try:
+            strategy = featstore.Superbatch(cache=0.1, length=4)
+            iterator: Any = iter(featstore.Loader(g, Collecting(g), g.node_data["train_idx"], batch_size=20, strategy=strategy))
+            next(iterator)
+            holder = {"iterator": iterator}
+            holder["self"] = holder
+            del iterator, holder
+            dropped.set()
+            for thread in {*threading.enumerate()} - before:
+                thread.join(60)
+                assert not thread.is_alive(), thread
+        finally:
+            gc.enable()
+        assert collected.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import signal
 import sys
 import threading
@@ -279,58 +280,35 @@ def test_collected_in_a_cycle():
     assert threads() == 0
 
 
-def test_collected_in_a_thread_of_the_epoch():
-    """Where threads of the epoch would be joined by one of them."""
-    g = graph()
-    there = threading.Event()
-
-    class Collecting(Sampler):
-        def sample(self, seeds, epoch=0, index=0):
-            if index == 1:
-                assert there.wait(60)
-                gc.collect()
-            return super().sample(seeds, epoch, index)
-
-    before = {*threading.enumerate()}
-    gc.disable()
-    try:
-        iterator = iter(loader(g, sampler=Collecting(g.pool)))
-        next(iterator)
-        holder = {"iterator": iterator}
-        holder["self"] = holder
-        del iterator, holder
-        there.set()
-        for thread in {*threading.enumerate()} - before:
-            thread.join(60)
-    finally:
-        gc.enable()
-    assert threads() == 0
-
-
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_an_epoch_is_over_when_no_thread_gathers(monkeypatch, how):
-    """However long that takes: its rows would go to a cache that is another epoch's by then. A finaliser waits for a while."""
+    """However long that takes: its rows would go to a cache that is another epoch's by then. A finaliser does not wait for it."""
     monkeypatch.setattr("featstore.load.epoch.FINALIZER_JOIN_S", 0.01)
-    g, taken = graph(), threading.Event()
+    g, number, inside, may_end = graph(), itertools.count(), threading.Event(), threading.Event()
     gather, over = g.features["x"].gather, Stages.over
     ended = []
 
     def slow(ids, *args, **options):
-        if taken.is_set():
-            time.sleep(0.3)
+        if next(number) == 1:  # of the second batch
+            inside.set()
+            assert may_end.wait(60)
         return gather(ids, *args, **options)
 
     monkeypatch.setattr(g.features["x"], "gather", slow)
     monkeypatch.setattr(Stages, "over", lambda stages, run: (ended.append(threads()), over(stages, run)))
     iterator = iter(loader(g))
-    taken.set()
     next(iterator)
+    assert inside.wait(60)
     if how == "closed":
+        threading.Timer(0.1, may_end.set).start()
         iterator.close()
         assert ended == [0]
-    del iterator
-    while not ended:
-        time.sleep(0.01)
+    else:
+        del iterator
+        assert not ended
+        may_end.set()
+        while not ended:
+            time.sleep(0.01)
     assert ended == [0]
 
 
