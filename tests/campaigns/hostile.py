@@ -223,7 +223,7 @@ def hard_links(folder: str) -> Hostile:
         os.link(there.outside / each, there.path / each)
     there.attempt("hard links", may_read=True)
     with featstore.open(there.path, **OPEN) as g:
-        g.features["wide"].update(np.arange(5), np.zeros((5, 4200), np.uint8), progress=False)
+        g.features["wide"].update(np.arange(5), np.zeros((5, 8000), np.uint8), progress=False)
         g.features["x"].update(np.arange(100), np.zeros((100, 9), np.float32), progress=False)
         featstore.partition(g, 3, "random", progress=False)
         g.add_feature("more", np.zeros((g.num_nodes, 2)), progress=False)
