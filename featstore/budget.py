@@ -330,10 +330,14 @@ class Budget:
         """
         reservation = Reservation(self, holder)
         if owner is not None:
-            ref = weakref.ref(owner, self._dead.append)
-            self._owned[id(ref)] = ref, reservation
+            self.release_with(owner, reservation)
         reservation.resize(n_bytes)
         return reservation
+
+    def release_with(self, owner: object, reservation: Reservation) -> None:
+        """Release a reservation after the death of ``owner``, as :meth:`reserve` does."""
+        ref = weakref.ref(owner, self._dead.append)
+        self._owned[id(ref)] = ref, reservation
 
     def _release_dead(self) -> None:
         """Release the reservations of dead owners."""

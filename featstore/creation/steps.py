@@ -52,7 +52,7 @@ CHECKPOINT_S: Final = 5.0  # least seconds between two records; more if flushing
 KIND: Final = "making"
 FILES: Final = "adjacency and feature"  # key in a recipe: the ids of the files that are read
 UNREADABLE: Final = (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError)
-_FORMAT: Final = 2  # of the record
+_FORMAT: Final = 3  # of the record; also where files are laid out in another way
 
 Array = npt.NDArray[Any]
 

@@ -457,7 +457,7 @@ class OpenDataset(StoredGraph):
     def _list_data_anew(self, changed: str) -> None:
         held = self._data.pop(changed, None)
         if held is not None:
-            held[1].release()
+            self.budget.release_with(*held)  # loaders may go on with it as labels
         for each in self._with_views():
             each._list_data()
 

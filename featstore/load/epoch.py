@@ -170,7 +170,7 @@ class EpochIterator(Iterator[MiniBatch]):
 
 
 def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
-    # The collector may run in a thread of the library, which would join itself.
+    # The collector may run in a thread of the epoch, whose end others then wait for.
     is_joined = not threading.current_thread().name.startswith("featstore-")
     try:
         run.stop()  # else a thread would wait for a superbatch that is made only after batches that never run now
@@ -183,7 +183,13 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
         if is_joined and pipeline.has_ended:
             _over(pipeline, run, stages, owner)
         else:  # caches stay claimed until no thread reads rows for them
-            threading.Thread(target=_over, args=(pipeline, run, stages, owner), daemon=True).start()
+            rest = threading.Thread(target=_over, args=(pipeline, run, stages, owner), name="featstore-end", daemon=True)
+            try:
+                rest.start()
+            except RuntimeError:  # there are too many threads, or the interpreter ends
+                stages.over(run)
+                run.close()
+                raise
 
 
 def _over(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:

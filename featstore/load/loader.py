@@ -583,6 +583,8 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
         with ExitStack() as stack:  # calls all of them, the last first, even if one raises
             stack.callback(self._finalizer)
             stack.callback(self._unbound_reads)
+            if hasattr(self, "_labels"):
+                stack.callback(self._labels.forget)
             if failed and not hasattr(self, "_stages") and self._history is not None:
                 stack.callback(self._history.forget)
             stack.callback(self._close_history)

@@ -81,6 +81,10 @@ class SeedLabels:
                     f"labels: {name!r} has {n} entries for {self._n} nodes; give an entry a node, or an array with one a seed"
                 )
 
+    def forget(self) -> None:
+        """Let go of the node data; no batch is asked for any more."""
+        self._data.clear()
+
     def attach(self, batches: SampledBatches) -> None:
         """Take the batches whose seeds the labels belong to.
 

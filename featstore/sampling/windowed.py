@@ -303,8 +303,6 @@ class Turns:
             return False
         if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
             return False
-        if self._coming is not None:
-            self._coming.keep(-1)  # it has the place of two of the smaller ones
         self._plan = replace(plan, size=plan.size // 2)
         return True
 

@@ -1,4 +1,4 @@
-"""The place of row ``i`` in a file: one formula for dense, page-grouped and padded rows."""
+"""The place of row ``i`` in a file: one formula for dense rows and for groups of them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RowLayout:
 def choose_layout(row_bytes: int) -> RowLayout:
     """Choose the smallest group of whole pages of which padding takes a 32nd at most; rows are dense if it has none.
 
-    A group is filled from its first byte on, so few rows lie in a page more than they must. To pad until none does would take up
-    to half of the disk, and of each pass over the rows; and such a row is one read all the same.
+    Up to half of the rows then lie in a page more than they must, and each is one read all the same. To pad until none does would
+    take up to half of the disk, and of each pass over the rows.
     """
     if row_bytes < 1:
         raise ValueError(f"a row has at least 1 byte, not {row_bytes}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
@@ -183,14 +183,24 @@ class Reader:
         """Borrow a queue, with scratch to sort ``n_rows`` if the budget allows."""
         self._leave_parent()
         engine: Engine | None = None
+        has_asked = False
+        n_rows = -(-min(n_rows, MAX_SORTED_ROWS) // SCRATCH_STEP) * SCRATCH_STEP
         token = object()  # giving back does nothing where Ctrl-C came before the queue was ours
         try:
             while engine is None:
                 with self._lock:
                     engine = self._next_idle()
                     self._borrowed[id(engine)] = token
+                more = 16 * n_rows + engine.arena_bytes - engine.nbytes
+                if more > 0 and not has_asked and more > self.budget.available:
+                    has_asked = True
+                    self._give_back(engine, token)  # first: whoever lends may wait for a thread that needs it
+                    engine = None
+                    with suppress(BudgetError):
+                        self.budget.reserve("reader buffers", more).release()
+                    continue
                 try:
-                    self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
+                    self._fit_scratch(engine, n_rows)
                 except BudgetError:
                     with self._lock:
                         if len(self._held) == 1:
@@ -260,7 +270,6 @@ class Reader:
             raise ClosedError(f"{self._owner} is closed")
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
-        n_rows = -(-n_rows // SCRATCH_STEP) * SCRATCH_STEP
         reservation = self._held[id(engine)].reservation
         while 16 * n_rows + engine.arena_bytes > engine.nbytes:
             try:

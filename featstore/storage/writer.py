@@ -194,7 +194,7 @@ class RowFileWriter:
     """Stream rows into a row file and its side file of checksums, in bounded memory. One owner thread.
 
     The writer is a context manager; leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A later call
-    raises the error of a failed write. The writer holds ``buffer_bytes``, and 1 MiB more for page-grouped layouts.
+    raises the error of a failed write. The writer holds ``buffer_bytes``, and 1 MiB more for rows in groups.
 
     Parameters
     ----------

@@ -61,3 +61,17 @@ def test_rows_and_labels_are_those_of_before_and_no_memory_is_left(dataset: Path
         gc.collect()
         g.cache("x", budget=0)
         assert "cache of 'x'" not in g.memory_report()
+
+
+def test_labels_that_were_replaced_count_as_long_as_a_loader_has_them(dataset: Path) -> None:
+    with featstore.open(dataset, memory="32MiB", threads=1) as g:
+        before = g.data_bytes("y")
+        loaders = []
+        for k in range(3):
+            loaders.append(featstore.Loader(g, featstore.NeighborSampler(g, [2]), torch.arange(N), batch_size=50))
+            g.update_data("y", torch.arange(N), torch.full((N,), k), progress=False)
+        assert g.memory_report()["node data"] == 3 * before
+        loaders[0].close()
+        del loaders[1]
+        gc.collect()
+        assert g.memory_report()["node data"] == before

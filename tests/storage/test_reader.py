@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from featstore._core.io import Engine
 from featstore.budget import Budget
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.storage.calls import close_quietly, open_regular
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader
 from featstore.storage.rowfile import RowFile
@@ -423,6 +425,57 @@ def test_the_budget_names_the_least_that_works(tmp_path: Path) -> None:
         big = np.zeros((50_000, 512), np.uint8)
         file.gather(np.zeros(50_000, np.int64), big)  # sorted in stretches
         assert reader.budget.peak <= 2 * MIN_ARENA_BYTES
+
+
+class ReadsBefore:
+    """Lends all of its memory, and gives it back when a thread that reads with the same queues is done."""
+
+    def __init__(self, budget: Budget, file: RowFile) -> None:
+        self.file, self.n_given = file, 0
+        self.held = budget.reserve("epoch", budget.available - 200_000)  # of which a short read has enough
+        self.loan = budget.lend(self.lent, self.give_back, cost=0, of=self.held, waits=True)
+
+    def lent(self) -> int:
+        return self.held.n_bytes
+
+    def give_back(self, n_bytes: int) -> int:
+        reads = threading.Thread(target=self.file.gather, args=(np.arange(2), np.zeros((2, 512), np.uint8)), daemon=True)
+        reads.start()
+        reads.join(60)
+        assert not reads.is_alive(), "it waits for the queue of the thread that asks"
+        self.n_given += 1
+        freed = self.held.n_bytes
+        self.held.release()
+        return freed
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_that_waits_for_a_read_is_taken_back_for_a_read(tmp_path: Path, backend: str) -> None:
+    """With one queue, which the thread that asks has given back before."""
+    rows = np.random.default_rng(0).integers(0, 256, (60_000, 512), dtype=np.uint8)
+    record = write_rows(tmp_path, rows)
+    with opened(tmp_path, record, backend=backend, memory=64 << 20) as (file, reader):
+        reader.bound(0, 1)
+        lender = ReadsBefore(reader.budget, file)
+        ids = np.random.default_rng(1).permutation(60_000)
+        out = np.zeros((60_000, 512), np.uint8)
+        cost = file.gather(ids, out, None, 0)
+        assert np.array_equal(out, rows[ids])
+        assert lender.n_given == 1
+        assert cost.reads <= 60_000 * 512 // PAGE_BYTES  # each page once: there was memory to sort all rows
+
+
+def test_descriptors_block(tmp_path: Path) -> None:
+    """With O_NONBLOCK, which keeps a FIFO from being waited for, some kernels end reads of io_uring with EAGAIN."""
+    record = write_rows(tmp_path, np.zeros((10, 512), np.uint8))
+    fds = [open_regular(tmp_path / record.name)[0]]
+    with opened(tmp_path, record) as (file, _):
+        fds.append(file.duplicate())
+    try:
+        assert not any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK for fd in fds)
+    finally:
+        for fd in fds:
+            close_quietly(fd)
 
 
 def test_memory_files_are_buffered(tmp_path: Path) -> None:
