@@ -38,6 +38,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "featstore/partitioning/trainparts.py",
         "self._held.resize(fixed + 8 * (n_lists + 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
-        "self._held.resize(fixed + 8 * (n_lists - 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
+        "self._held.resize(fixed + 8 * ((n_lists - 1)) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
     ): "16 bytes of what is counted",
 }
