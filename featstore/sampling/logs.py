@@ -30,19 +30,19 @@ def _block_words(n_logs: int, n_bytes: int, width: int) -> int:
     return words
 
 
-def least_log_bytes(n_logs: int, n_workers: int, wide: bool) -> int:
-    """Return the least memory, in bytes, in which :class:`SpillingLogs` works, if slowly."""
+def least_log_bytes(n_logs: int, wide: bool) -> int:
+    """Return the least memory of a worker, in bytes, in which :class:`SpillingLogs` works, if slowly."""
     width = 8 if wide else 4
     block = 2 * LEAST_BLOCK_WORDS * width + BLOCK_BYTES
-    return n_workers * (n_logs * LOG_BYTES + LEAST_BLOCKS * block)
+    return n_logs * LOG_BYTES + LEAST_BLOCKS * block
 
 
 class SpillingLogs:
     """Logs of words, one set a worker; reading a log gives all workers' words of it.
 
-    ``wide`` words are int64, otherwise int32. The caller has reserved ``n_bytes``, at least :func:`least_log_bytes`. ``path()``
-    names another run file when memory is full. A worker's words of a log stay in order. Each worker is one thread at a time; no
-    log is read before all workers have ended.
+    ``wide`` words are int64, otherwise int32. The caller has reserved ``n_bytes``, at least :func:`least_log_bytes` a worker.
+    ``path()`` names another run file when memory is full. A worker's words of a log stay in order. Each worker is one thread at
+    a time; no log is read before all workers have ended.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SpillingLogs:
         each = n_bytes // n_workers - n_logs * LOG_BYTES
         if n_logs <= _FEW:
             # The rest holds a log that is being spilled.
-            each = max(each // 2, least_log_bytes(n_logs, 1, wide) - n_logs * LOG_BYTES)
+            each = max(each // 2, least_log_bytes(n_logs, wide) - n_logs * LOG_BYTES)
         words = _block_words(n_logs, each, width)
         n_blocks = each // (words * width + BLOCK_BYTES)
         self.workers = [Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)]

@@ -100,7 +100,7 @@ def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_by
     block = LIST_BYTES
     while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_DIVISOR:
         block //= 2
-    targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
+    targets, drawn = least_log_bytes(n_ranges, wide), least_log_bytes(n_logs, wide)
     targets = max(targets, LEAST_POSITIONS * DRAWN_BYTES)  # the same memory, one after the other
     least = _Shape(shift, n_ranges, n_logs, block, Draws.scratch(fanouts), targets, drawn)
     # Drawn ids get three fifths of the rest: a target is one record, and draws several ids.

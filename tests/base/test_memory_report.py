@@ -271,6 +271,8 @@ def test_the_loan_of_sampled_ids(clock: SimpleNamespace) -> None:
     assert lenders(budget) == {"featstore.plan.samples"}
     take_all(budget)
     assert not budget.used
+    kept.drop()
+    assert not budget._loans, "one a superbatch would stay"
 
 
 def test_the_loan_of_a_batch_that_was_sampled_to_know_its_size(small: SimpleNamespace, clock: SimpleNamespace) -> None:

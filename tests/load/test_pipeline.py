@@ -391,6 +391,30 @@ def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third
         assert len(asked) == 1
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_attempt_without_room_keeps_nothing(depth):
+    """What its frames held, and those of the error that it comes of, is free before anything else is given back for it."""
+    ledger, used = Budget(100), []
+
+    def read(i):
+        held = Lump(ledger, 10, i)
+        raise MemoryError(held.item)
+
+    def second(i, a):
+        held = Lump(ledger, 10, i)
+        try:
+            read(held.item)
+        except MemoryError as error:
+            raise BudgetError("no room") from error
+
+    pipeline = Pipeline(
+        int, second, start=0, stop=1, threads=1, depth=depth, watch=Stopwatch(), release=lambda: bool(used.append(ledger.used))
+    )
+    pipeline.begin()
+    refuses(BudgetError, "no room", lambda: list(drain(pipeline)))
+    assert used == [0]
+
+
 def no_room(*args):
     raise BudgetError("no room")
 

@@ -28,6 +28,7 @@ class A:
     def f(self, y: int | None, *, z: list[int | str]) -> int | None:
         """Say `not 1`."""
         assert y
+        pairs = zip(y, z, strict=True)
 '''
 CASES = {
     "a < b": ["(a <= b)"],
@@ -43,6 +44,7 @@ CASES = {
     "raise ValueError(1 + 1)": ["pass"],
     "a.b = c": ["pass"],
     "a += c": ["pass"],
+    "for a in zip(b or c, strict=True): d": ["for a in zip((b and c), strict=True): d"],
     "f('ä'); g()": ["pass; g()", "f('ä'); pass"],
 }
 

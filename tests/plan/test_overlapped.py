@@ -16,7 +16,7 @@ import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.planned import Horizon, Int32s, PlannedBatch
 from featstore.pack.packing import RunPacker
-from featstore.plan.overlapped import MissedRows
+from featstore.plan.overlapped import MOST_PENDING, MissedRows, OverlappedPacking
 from tests.strategies.test_superbatch import batches, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -126,3 +126,17 @@ def test_what_was_packed_goes_with_a_plan_that_fails(dataset: Path, monkeypatch:
         batches(dataset, strategy="streamed", superbatch=12, feature_cache=0.1, policy=Failing)
     assert not os.path.exists(f"{dataset}.runs")
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-pack")]
+
+
+def test_a_policy_does_not_run_ahead_of_the_sorting_of_its_misses() -> None:
+    """An error of the first batch's ids is met by the policy once so many batches wait behind it, not at its end."""
+
+    def lost(_: int) -> Any:
+        raise OSError("no ids")
+
+    none = np.empty(0, np.int32)
+    with OverlappedPacking(100, lost, lost, 0, lambda *_: None, lambda _: False, lambda: None) as packing:
+        for batch in range(MOST_PENDING + 1):
+            packing.announce(batch, none)
+        with pytest.raises(OSError, match="no ids"):
+            packing.announce(MOST_PENDING + 1, none)

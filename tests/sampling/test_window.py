@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
 from featstore.config import parse_size
+from featstore.errors import BudgetError
 from featstore.sampling.window import EpochWindow
 from featstore.sampling.windowed import Cut
+from tests.sampling.test_epochwide import batches_of, window_of
+from tests.sampling.test_neighbor import same
 from tests.support.graphs import skewed_dataset
 
 
@@ -103,3 +108,29 @@ def test_nothing_is_said_of_windows_that_the_user_chose(path: Path) -> None:
         for sampler in (sampler_of(g, window=3), featstore.NeighborSampler(g, [10, 10])):
             with loader(g, sampler) as ours:
                 assert "windows" not in ours.stats()
+
+
+@pytest.mark.parametrize(("lacks", "n_workers", "is_an_error"), [("_aim", 2, False), ("_aim", 1, True), ("_draw", 2, True)])
+def test_batches_that_lack_memory_at_once_are_numbered_one_after_the_other(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, n_workers: int, is_an_error: bool
+) -> None:
+    """Drawing is not repeated, since a part of it has been logged; nor is anything where one thread had all of the memory."""
+    work = getattr(EpochWindow, lacks)
+
+    def short(self: EpochWindow, *given: Any) -> None:
+        if n_workers == 1 or threading.current_thread().name.startswith("featstore-draw"):
+            raise BudgetError("others have it")
+        work(self, *given)
+
+    monkeypatch.setattr(EpochWindow, lacks, short)
+    batches = batches_of(np.arange(100), 10)
+    with featstore.open(path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3, 3], seed=2)
+        with window_of(sampler, g, batches, tmp_path, n_workers=n_workers) as window:
+            if is_an_error:
+                with pytest.raises(BudgetError, match="others have it"):
+                    window.draw()
+            else:
+                window.draw()
+                for k, seeds in enumerate(batches):
+                    assert same(window.sample(k), sampler.sample(torch.from_numpy(seeds), 0, k))

@@ -17,7 +17,7 @@ from featstore.cli.main import main
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.plan.samples import SampleWriter, sample_bytes
-from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.batch import Block, HistoryRows, NodeCopies, SampledBatch
 from featstore.storage.writer import free_bytes
 from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
@@ -85,10 +85,15 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
 
 def test_bytes_of_samples_are_those_of_the_file(tmp_path: Path) -> None:
     src, dst = torch.tensor([2, 0, 3]), torch.tensor([0, 1, 2])
-    for arrays in ((), (torch.arange(3),), (None, torch.rand(3)), (torch.arange(3), torch.rand(3).double())):
-        batch = SampledBatch(0, 0, torch.tensor([5, 7, 9, 3]), 3, (Block(src, dst, 4, 3, *arrays),))
+    history = HistoryRows(4, *(torch.arange(n) for n in (1, 1, 2, 2)))
+    copies = NodeCopies(torch.tensor([0, 1, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 2]))
+    edges = [((), None, None), ((torch.arange(3),), None, None), ((None, torch.rand(3)), history, None)]
+    edges += [((torch.arange(3), torch.rand(3).double()), None, copies), ((), history, copies)]
+    for number, (arrays, *more) in enumerate(edges):
+        n_src = 4 if more[1] is None else 5
+        batch = SampledBatch(0, 0, torch.tensor([5, 7, 9, 3]), 3, (Block(src, dst, n_src, 3, *arrays),), *more)
         for num_nodes in (10, 2**31):
-            path = tmp_path / f"{num_nodes} {arrays}"
+            path = tmp_path / f"{num_nodes} {number}"
             with SampleWriter(path, num_nodes) as writer:
                 for _ in range(3):
                     writer.add(batch)
