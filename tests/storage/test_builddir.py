@@ -16,7 +16,6 @@ from featstore.errors import BusyError
 from featstore.storage import builddir
 from featstore.storage.builddir import BUILD_STATE, BuildDirectory, restore_moved, sweep_builds
 from featstore.storage.catalog import read_catalog
-from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from tests.support.making import create
 from tests.support.rowfiles import snapshot
 
@@ -123,28 +122,6 @@ def test_every_failing_call_of_an_overwrite_keeps_the_old_one(tmp_path: Path, ex
     assert k > 30
     assert read_catalog(tmp_path / "g").num_nodes == 5
     assert os.listdir(tmp_path) == ["g"]
-
-
-def test_a_build_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the k-th file that it opens until all are open."""
-    real, n_left = builddir.open_fd, 0
-
-    def open_fd(path: str, *arguments: Any) -> int:
-        nonlocal n_left
-        n_left -= 1
-        if n_left < 0:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
-        return real(path, *arguments)
-
-    monkeypatch.setattr(builddir, "open_fd", open_fd)
-    for n_opened in range(builddir._SPARES + 3):
-        n_left = n_opened
-        with pytest.raises(OSError, match="Too many open files"):
-            BuildDirectory(tmp_path / "g")
-        assert os.listdir(tmp_path) == []
-    n_left = builddir._SPARES + 3
-    with BuildDirectory(tmp_path / "g") as build:
-        assert sorted(os.listdir(build.path)) == sorted([WRITER_LOCK, READERS_LOCK, OPENING_LOCK])
 
 
 def test_only_datasets_and_empty_directories_are_replaced(tmp_path: Path) -> None:
