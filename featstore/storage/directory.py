@@ -35,8 +35,6 @@ Result = TypeVar("Result")
 class OpenDirectory:
     """A directory opened by descriptor; a context manager. Made by :func:`open_directory`; errors name its ``path``."""
 
-    _fd = -1  # also if Ctrl-C ends __init__
-
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
@@ -98,10 +96,6 @@ class OpenDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            close_quietly(self._fd)
 
 
 Root = str | os.PathLike[str] | OpenDirectory

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import featstore
 from featstore.adapters.datasets.tables import EdgeTable, NodeTable, import_tables
+from featstore.changes.insertion import with_inserted
 from featstore.errors import BusyError, StaleError
 from featstore.storage.catalog import read_catalog
 from tests.support.typed import CITES, WRITES, TypedArrays, academic, random_types
@@ -101,6 +102,16 @@ def test_a_type_without_nodes_stays_behind_the_others(tmp_path: Path) -> None:
     for kind, n in (("a", 3), ("b", 2), ("a", 1), ("c", 4), ("b", 1)):
         append(tmp_path / "g", graph, kind, n)
         check_same(tmp_path / "g", tmp_path / "h", graph)
+
+
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_numbers_are_inserted_piece_by_piece(step: int) -> None:
+    numbers, places, n = np.arange(10, 20), [0, 3, 3, 7, 10], 9
+    for value, ends in ((7, places), (None, places[:-1])):
+        pieces = list(with_inserted([numbers[:3], numbers[3:7], numbers[7:]], places, n, step, value=value))
+        new = np.repeat(ends, n)
+        assert np.concatenate(pieces).tolist() == np.insert(numbers, new, numbers[new] if value is None else value).tolist()
+        assert max(map(len, pieces)) <= max(step, 4)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["csc", "chunks"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore.creation import build as building
+from featstore.creation import builder
 from featstore.creation.inputedges import CscInput
 from featstore.creation.source import open_source
 from featstore.errors import BudgetError, CorruptionError, FeatstoreError, FormatError
@@ -210,6 +212,20 @@ def test_odd_names_are_kept(tmp_path: Path, name: str) -> None:
     create(tmp_path / "g", np.zeros(3, np.int64), [], {name: np.arange(2)})
     np.testing.assert_array_equal(node(tmp_path / "g", name), [0, 1])
     assert all(len(os.fsencode(entry)) < 255 for entry in os.listdir(tmp_path / "g"))
+
+
+@pytest.mark.parametrize("release", ["1.2.3", None])
+def test_a_dataset_says_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str | None) -> None:
+    """The library may be used from its sources, without being installed."""
+
+    def version(name: str) -> str:
+        if release is None:
+            raise PackageNotFoundError(name)
+        return release
+
+    monkeypatch.setattr(builder, "version", version)
+    create(tmp_path / "g", *EMPTY)
+    assert read_catalog(tmp_path / "g").dataset["created_by"] == f"featstore {release or '(not installed)'}"
 
 
 # --- .npy files from outside ----------------------------------------------------------------------------------------------------

@@ -104,6 +104,19 @@ def test_numbers_in_memory_are_those_of_the_file(
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("edges", [True, False])
+def test_all_work_is_noted(widths: tuple[int, int], edges: bool) -> None:
+    """All edges, with their numbers; and the passes that choose lists, if not all of them fit."""
+    topology, scores = cached(*widths)[2][1.0].topology, np.random.default_rng(4).random(N)
+    all_bytes = topology.num_edges * (widths[0] + edges * widths[1])
+    for n_bytes, work_bytes in ((1 << 20, all_bytes), (huge_bytes(8 * N) + 40_000, NeighborCache.work_bytes(topology, edges))):
+        noted: list[int] = []
+        cache = NeighborCache.build(topology, Budget(n_bytes), scores, scratch=Budget(1 << 20), note=noted.append, edges=edges)
+        assert cache.whole == (work_bytes == all_bytes)
+        assert sum(noted) == work_bytes
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_numbers_lie_where_the_ids_do(widths: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever pieces they are read in; saved arrays make the same cache."""

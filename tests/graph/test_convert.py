@@ -176,6 +176,15 @@ def test_what_was_made_of_a_graph_stays_valid(tmp_path: Path) -> None:
             featstore.Pack(tmp_path / "p").check(g)
 
 
+def test_converting_shows_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "g").close()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert convert(tmp_path / "g", "chunked", memory="64MiB")
+    assert "convert: 100%" in capsys.readouterr().err
+
+
 def test_what_is_refused(pair: SimpleNamespace, tmp_path: Path) -> None:
     for options, message in (
         ({"topology": "coo"}, "must be one of"),

@@ -189,6 +189,13 @@ def test_it_is_a_dataset_that_is_not_added_to(plain: FeatureStore) -> None:
             add()
 
 
+def test_blocks_have_a_row_at_least(plain: FeatureStore) -> None:
+    for rows, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="rows must be"):
+            plain.blocks(rows)
+    assert [(first, len(block)) for first, block in plain.blocks(1)] == [(row, 1) for row in range(N)]
+
+
 def test_out_must_fit(plain: FeatureStore) -> None:
     before = plain.stats()["reads"]
     for out, error in [

@@ -275,6 +275,10 @@ def test_features_that_are_made_later(tmp_path: Path) -> None:
             running.close()
         g.aggregate("x", "sum", name="h", overwrite=True, progress=False)
         assert torch.equal(view.features["h"][nodes], g.features["h"][nodes])
+        g.add_data("t", [2, 1], progress=False)
+        assert [each.node_data["t"].tolist() for each in (g, view)] == [[2, 1], [2, 1]]
+        g.remove_data("t")
+        assert [each for each in (g, view) if "t" in each.node_data] == []
 
 
 def test_a_pickle_of_parts_that_were_replaced(tmp_path: Path) -> None:

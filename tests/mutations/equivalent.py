@@ -40,4 +40,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._held.resize(fixed + 8 * (n_lists + 1) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
         "self._held.resize(fixed + 8 * ((n_lists - 1)) + n_ids * (self._topology.id_bytes + _ID_BYTES))",
     ): "16 bytes of what is counted",
+    (
+        "featstore/storage/directory.py",
+        "directory.close()",
+        "pass",
+    ): "the next one takes its name, and what is dropped is closed; the line before an error's is the same, and has a test",
+    (
+        "featstore/creation/extsort.py",
+        "if len(key) < _LEAST_BY_RADIX:",
+        "if (len(key) <= _LEAST_BY_RADIX):",
+    ): "both sort; one key more or less is sorted by the slower one",
+    (
+        "featstore/changes/append.py",
+        "end = (record.parts[0].at or 0) + record.n_rows",
+        "end = (record.parts[(-1)].at or 0) + record.n_rows",
+    ): "a field of nodes is of one part",
 }

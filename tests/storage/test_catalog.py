@@ -19,6 +19,7 @@ from featstore.errors import CorruptionError, FeatstoreError, FormatError, Versi
 from featstore.storage import catalog as cataloging
 from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldPart, FieldRecord, read_catalog, write_catalog
 from featstore.storage.catalogvalues import pack_value, unpack_value
+from featstore.storage.directory import open_directory
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
@@ -27,6 +28,7 @@ from featstore.storage.writer import FileRecord
 from featstore.testing.faults import forked
 from tests.support.cases import each
 from tests.support.programs import run_in_fork
+from tests.support.refusing import refuses
 from tests.support.rowfiles import PAGE
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -287,6 +289,13 @@ def test_something_else_in_its_place(root: Path, kind: str, monkeypatch: pytest.
         expected = PermissionError
     with pytest.raises(expected):
         read_catalog(root)
+
+
+def test_a_directory_without_one_is_no_dataset(tmp_path: Path) -> None:
+    with open_directory(tmp_path) as opened:
+        refuses(FormatError, "is not a dataset: it has no catalog", lambda: read_catalog(opened))
+    refuses(FormatError, "is not a dataset: it has no catalog", lambda: read_catalog(tmp_path))
+    refuses(FileNotFoundError, "absent", lambda: read_catalog(tmp_path / "absent"))
 
 
 def test_the_directory_of_the_catalog_may_not_be_a_link(root: Path) -> None:

@@ -355,6 +355,18 @@ def test_disk_budget_and_interruption(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
 
 
+def test_a_full_drive_is_met_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    disk = DiskQuota(None)
+    with pytest.raises(OSError, match=r"full: the extents take 12\.\d* KiB, \d.* are free") as caught:
+        ExtentWriter(tmp_path / "e", ExtentMap(np.array([8, 8]), 512), disk)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "e.tmp"))
+    assert (disk.used, os.listdir(tmp_path)) == (0, [])
+
+
 def _failing(folder: str, step: int) -> None:
     path = Path(folder)
     _, reader, _, base, batches = small_set(path)

@@ -157,6 +157,15 @@ def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_pat
     assert os.listdir(tmp_path) == ["g"]
 
 
+def test_a_directory_that_is_dropped_is_closed(tmp_path: Path) -> None:
+    (tmp_path / OPENING_LOCK).touch()
+    before = os.listdir("/proc/self/fd")
+    opened = open_directory(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2
+    del opened
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize(
     ("error", "is_locked"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.ENOSPC, True), (errno.EIO, False)]
 )
@@ -182,8 +191,11 @@ def test_a_directory_that_is_being_removed_is_not_opened(tmp_path: Path, monkeyp
     make(tmp_path / "g", 0)
     with monkeypatch.context() as patch:
         patch.setattr(directory, "OPEN_PATIENCE_S", 0.0)
-        with FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True), pytest.raises(BusyError):
-            featstore.open(tmp_path / "g")
+        with FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True):
+            before = os.listdir("/proc/self/fd")
+            caught = refuses(BusyError, "another process is removing it", lambda: open_directory(tmp_path / "g"))
+            assert os.listdir("/proc/self/fd") == before
+            assert caught.value.filename == str(tmp_path / "g")
     remover = FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True)
     monkeypatch.setattr("time.sleep", lambda seconds: remover.release())
     featstore.open(tmp_path / "g", memory="64MiB").close()  # waits until the remover is done

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def test_paths_that_are_too_long_are_refused(tmp_path: Path) -> None:
             RunDirectory(path)
         assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
     assert os.listdir(tmp_path) == []
+
+
+def test_run_files_go_where_they_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beside the dataset, whose path may be relative, or into the user's own directory."""
+    writable: list[str] = []
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path in writable)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = f"{tmp_path}/featstore-{os.geteuid()}.runs"
+    for folder, found in (("/nowhere", [mine, "/nowhere/g.runs"]), (".", ["no-such-graph.runs", mine])):
+        writable[:] = [folder]
+        assert [rundir.runs_directory(name) for name in ("no-such-graph", "/nowhere/g")] == found
+    assert rundir.runs_directory("g", tmp_path) == str(tmp_path)
 
 
 def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def aggregate_in_hops(
     return costs
 
 
-def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str = "sum", hops: int = 1) -> EdgeType:
+def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str, hops: int) -> EdgeType:
     """Get the type of edges over which a feature is aggregated.
 
     Raises
