@@ -121,6 +121,8 @@ def test_node_data_changes(tmp_path: Path) -> None:
         g.add_data("y", np.arange(5), overwrite=True, progress=False)
         assert g.node_data["y"].tolist() == [0, 1, 2, 3, 4]
         assert torch.equal(held, torch.from_numpy(X[:, 0]))
+        assert g.memory_report()["node data"] == held.nbytes + 40  # as long as anybody has it
+        del held
         g.add_data("train_idx", [3, 1], progress=False)
         assert g.memory_report()["node data"] == 40
         g.remove_data("y")
