@@ -52,19 +52,23 @@ class TestPatches(RowSourceContract):
         return patched(rows, folder, n - 1, [first, sorted({*range(0, n_blocks, 5), n_blocks // 2}), last])
 
 
+@pytest.mark.parametrize("n", [900, 9000])  # where one read of sums goes on from file to file, and where it does not
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_packing_and_tables_of_sums_that_are_not_kept(is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_and_tables_of_sums_that_are_not_kept(
+    is_kept: bool, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Extents of rows of all files, in order, where pages of sums are loaded as they are needed, too."""
-    n = 9000
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 256, (n, 2000), np.uint8)
     using = reader()
     if not is_kept:
         monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
         using.share = 1 << 20
-    source = patched(rows, tmp_path, n, [sorted(rng.choice(4500, 700, replace=False).tolist()), [4, 5, 6, 4499]], using)
+    source = patched(
+        rows, tmp_path, n, [sorted(rng.choice(n // 2, n // 13, replace=False).tolist()), [4, 5, 6, n // 2 - 1]], using
+    )
     assert source.holds_sums == is_kept
-    picked = [np.sort(rng.choice(n, k, replace=False)).astype(np.int32) for k in (3, 0, 2000, 410)]
+    picked = [np.sort(rng.choice(n, k, replace=False)).astype(np.int32) for k in (3, 0, n // 5, n // 22)]
     with ExtentWriter(tmp_path / "extents", ExtentMap(np.array([len(each) for each in picked]), 2000)) as writer:
         writer.fill(source, lambda k: picked[k], 32 << 20, 4)
         record, extents = writer.finish(), writer.extents

@@ -69,3 +69,29 @@ def test_whatever_reads_and_writes_them(width: int, tmp_path: Path) -> None:
     x = np.concatenate([x, more])
     with featstore.open(tmp_path / "g", memory="64MiB", threads=2) as g:
         check()
+
+
+@pytest.mark.parametrize("width", [1200, 2100, 5732])
+def test_types_that_share_a_file(width: int, tmp_path: Path) -> None:
+    """Rows of the second type begin within a group, those of the first end there."""
+    x = {"a": rows_of(width, 401), "p": rows_of(width, 333, 1)}
+    edges = {("a", "to", "p"): np.stack([np.arange(401) % 401, np.arange(401) % 333])}
+    nodes = {kind: featstore.Nodes(len(rows), {"x": rows}) for kind, rows in x.items()}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", nodes=nodes, edges=edges, progress=False).close()
+    for change in ("none", "update", "append"):
+        with featstore.open(tmp_path / "g", memory="64MiB", threads=2) as g:
+            for kind, rows in x.items():
+                store = g[kind].features["x"]
+                assert np.array_equal(np.concatenate([block.numpy() for _, block in store.blocks(rows=50)]), rows), change
+                ids = np.random.default_rng(2).permutation(len(rows))[:99]
+                assert np.array_equal(store[torch.from_numpy(ids)].numpy(), rows[ids]), change
+            if change == "none":
+                x["p"] = x["p"].copy()
+                x["p"][[0, 5, 332]] = rows_of(width, 3, 2)
+                g["p"].features["x"].update(torch.tensor([0, 5, 332]), torch.from_numpy(x["p"][[0, 5, 332]]), progress=False)
+            elif change == "update":
+                more = rows_of(width, 17, 3)
+                g.append_nodes(len(more), features={"x": more}, type="a", progress=False)
+                x["a"] = np.concatenate([x["a"], more])
+            else:
+                g.verify(progress=False)
