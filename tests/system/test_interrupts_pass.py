@@ -21,6 +21,7 @@ HANDED_ON = {
     "estimate/copies.py": (1, "of a thread: its starter raises it"),
     "gather/readahead.py": (1, "of a thread: the loop raises it"),
     "load/pipeline.py": (3, "of a stage: the loop raises it"),
+    "plan/daemonthreads.py": (1, "of a task: who asks for its result raises it"),
     "plan/superbatches.py": (3, "of a thread: the loop raises it"),
     "strategies/devicefill.py": (1, "of a thread: the epoch's end raises it"),
     "testing/faults.py": (1, "the process ends"),
