@@ -387,9 +387,12 @@ def test_memory_goes_where_it_is_asked_for(
         with Loader(g, sampler, ("paper", np.arange(400)), 10, strategy=strategy) as loader:
             for batch in loader:
                 check_batch(graph, batch, edges=False)
-                found = {name: store.cache.capacity / len(store) for name, store in g.columns.items()}
+                caches = {name: store.cache for name, store in g.columns.items()}
+                if None in caches.values():  # Ginex has neighbour lists in their place by turns
+                    continue
+                found = {name: cache.capacity / cache.n for name, cache in caches.items()}
                 shares = {name: max(shares.get(name, 0.0), share) for name, share in found.items()}
-                held = sum(store.cache.nbytes for store in g.columns.values())
+                held = sum(cache.nbytes for cache in caches.values())
                 assert size == "auto" or held <= 2 << 20
             assert 0 < 1.5 * shares["paper/x"] < shares["institution/x"]
 

@@ -60,8 +60,7 @@ cdef class Arena:
 
     def __dealloc__(self):
         if self.data != NULL and (self.is_forked or self.pid == getpid()):
-            with nogil:  # of 50 GB it takes seconds
-                fs_unmap(self.data, max(self.nbytes, 1))
+            fs_unmap(self.data, max(self.nbytes, 1))  # with the GIL: no thread takes the memory before it is free
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.nbytes, 0, flags)
