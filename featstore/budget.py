@@ -118,6 +118,23 @@ class Loan:
         self._budget._end_loan(self)
 
 
+class _TakingBack(threading.local):
+    """What a thread leaves out, while it takes loans back."""
+
+    now = False  # it takes one back
+    spared: float = math.inf  # loans of this cost and dearer
+    reading = False  # loans that wait for threads that read
+
+    @contextlib.contextmanager
+    def leaving_out(self, **of: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in of}
+        self.__dict__.update(of)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+
 @dataclass(frozen=True)
 class HeldMemory:
     """The bytes that one holder has of a budget.
@@ -212,7 +229,7 @@ class Budget:
         self._dead: deque[weakref.ref[Any]] = deque()
         self._loans: list[Loan] = []
         self._workers: Living[Worker] = Living()
-        self._taking_back = threading.local()
+        self._taking_back = _TakingBack()
         self._used = 0
         self._peak = 0
         self._renew_lock()
@@ -287,39 +304,27 @@ class Budget:
 
     def _take_back(self, n_bytes: int) -> bool:
         """Take back loans of ``n_bytes``; return whether any bytes were given back."""
-        if getattr(self._taking_back, "now", False):
+        if self._taking_back.now:
             return False  # this thread is a holder that reserves while it gives back
         self._taking_back.now = True
         freed = 0
         try:
             for loan in self._loans:
-                if freed >= n_bytes or loan.cost >= getattr(self._taking_back, "spared", math.inf):
+                if freed >= n_bytes or loan.cost >= self._taking_back.spared:
                     break
-                if loan.n_bytes and not (loan.waits and getattr(self._taking_back, "reading", False)):
+                if loan.n_bytes and not (loan.waits and self._taking_back.reading):
                     freed += loan.give_back(n_bytes - freed)
         finally:
             self._taking_back.now = False
         return freed > 0
 
-    @contextlib.contextmanager
-    def sparing(self, cost: int = DEAR_COST) -> Iterator[None]:
+    def sparing(self, cost: int = DEAR_COST) -> contextlib.AbstractContextManager[None]:
         """Spare loans of at least ``cost`` in reservations of this thread, which fail instead; for callers that can wait."""
-        before = getattr(self._taking_back, "spared", math.inf)
-        self._taking_back.spared = cost
-        try:
-            yield
-        finally:
-            self._taking_back.spared = before
+        return self._taking_back.leaving_out(spared=cost)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
         """Leave out loans whose giving back waits for threads that read, as this thread has what they read with."""
-        before = getattr(self._taking_back, "reading", False)
-        self._taking_back.reading = True
-        try:
-            yield
-        finally:
-            self._taking_back.reading = before
+        return self._taking_back.leaving_out(reading=True)
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans if necessary; BudgetError names all holders.

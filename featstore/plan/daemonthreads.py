@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 __all__ = ["DaemonThreads"]
@@ -41,7 +42,10 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads after all tasks that were submitted; with ``wait``, wait for that."""
+        """End the threads after all tasks that were submitted, or not cancelled here; with ``wait``, wait for that."""
+        with contextlib.suppress(Empty):
+            while cancel_futures and (task := self._tasks.get_nowait()):
+                task[0].cancel()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads if wait else ():

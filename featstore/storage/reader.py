@@ -138,7 +138,7 @@ class Reader:
         With io_uring there are at most ``n_threads`` queues, each driven by a thread. With pread there is one queue of
         ``n_threads`` threads. A stream (:class:`~featstore.storage.pagestream.PageStream`) has threads of its own: one, or with
         pread up to ``n_threads``, at most four. Reads under way are not affected. A second and any further queue is made only
-        if the budget has room for its buffers.
+        if the budget has room for its buffers, or takes it back from cheap loans.
         """
         self._leave_parent()
         with self._lock:

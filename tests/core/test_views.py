@@ -15,7 +15,7 @@ from featstore._core.packer import Packer
 from featstore._core.partition import Placer
 from featstore._core.rows import copy_rows
 from featstore._core.stream import Stream, mark_pieces
-from featstore.errors import ClosedError, FormatError
+from featstore.errors import ClosedError, CorruptionError, FormatError
 
 PAGES = (0, PAGE_BYTES, 1, PAGE_BYTES)  # geometry of rows of a page each
 
@@ -100,6 +100,10 @@ def test_streams_refuse_what_they_cannot_read_or_verify(tmp_path: Path) -> None:
         stream(tmp_path / "rows", [0], [1], 1 << 31)
     verified = stream(tmp_path / "rows", [0, 510], [1, 1])
     verified.use_sums(7, 1)
+    verified.allow(2)
+    verified.read()  # no page of sums was handed in: nothing is right
+    with pytest.raises(CorruptionError):
+        verified.fail()
     verified.close()
     for page, count in ((511, 1), (510, 2), (2**64 - 1, 1)):
         beyond = stream(tmp_path / "rows", [page], [count])

@@ -280,7 +280,7 @@ def test_collected_in_a_cycle():
     assert threads() == 0
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped"])
+@pytest.mark.parametrize("how", ["closed", "dropped", "dropped, no thread begins"])
 def test_an_epoch_is_over_when_no_thread_gathers(monkeypatch, how):
     """However long that takes: its rows would go to a cache that is another epoch's by then. A finaliser does not wait for it."""
     monkeypatch.setattr("featstore.load.epoch.FINALIZER_JOIN_S", 0.01)
@@ -303,6 +303,18 @@ def test_an_epoch_is_over_when_no_thread_gathers(monkeypatch, how):
         threading.Timer(0.1, may_end.set).start()
         iterator.close()
         assert ended == [0]
+    elif how.endswith("begins"):
+
+        def refused(thread):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            refuses(RuntimeError, "new thread", iterator.begin()._finalizer)
+        assert ended == [1]  # that which gathers
+        may_end.set()
+        while threads():
+            time.sleep(0.01)
     else:
         del iterator
         assert not ended
@@ -406,10 +418,9 @@ def test_no_thread_keeps_memory_from_another():
         ({"feature_cache": 1.5}, ValueError, "share of the rows"),
         ({"feature_cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),
-        (
-            {"seeds": featstore.RandomBatches([1, 2, 3], 2), "batch_size": None, "drop_last": True},
-            ValueError,
-            "drop_last goes with",
+        *(
+            ({"seeds": featstore.RandomBatches([1, 2, 3], 2), "batch_size": None, name: value}, ValueError, f"{name} goes with")
+            for name, value in (("drop_last", True), ("shuffle", False), ("seed", 1))
         ),
         ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
         ({"seeds": [1, 0, 1]}, ValueError, "seeds of 0 and 1 alone look like a mask: 1 is at positions 0 and 2"),

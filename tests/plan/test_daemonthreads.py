@@ -36,6 +36,21 @@ def test_what_was_cancelled_is_not_called() -> None:
         futures[1].result()
 
 
+def test_a_shutdown_cancels_what_has_not_begun() -> None:
+    begin, called = threading.Event(), list[int]()
+    threads = DaemonThreads(1, "featstore-test")
+    first = threads.submit(lambda: (called.append(-1), begin.wait()))
+    while not called:
+        begin.wait(0.01)
+    futures = [threads.submit(called.append, k) for k in range(3)]
+    threads.shutdown(wait=False, cancel_futures=True)
+    assert [future.cancelled() for future in (first, *futures)] == [False, True, True, True]
+    begin.set()
+    threads.shutdown()
+    assert called == [-1]
+    assert first.result()[1]
+
+
 def test_nothing_is_kept_of_a_task() -> None:
     class Big:
         pass

@@ -177,7 +177,9 @@ cdef class File:
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode):
             raise FormatError(f"{self.path} is not a regular file")
-        fs_set_blocking(self.fd)
+        refused = fs_set_blocking(self.fd)
+        if refused:
+            raise_os(-refused, self.path)
         if <uint64_t>info.st_size != expected_bytes:
             raise CorruptionError(
                 f"has {info.st_size} bytes, the catalog says {expected_bytes}", self.path, min(info.st_size, expected_bytes)

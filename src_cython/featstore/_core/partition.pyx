@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 
 cimport cython
 
-from featstore._core.ids cimport Ids
+from featstore._core.ids cimport Ids, check_block
 
 
 cdef extern from "kernels/partition.h" nogil:
@@ -231,20 +231,11 @@ def edges_inside(const int64_t[::1] offsets not None, int64_t first_node, const 
     """
     cdef Ids ids = Ids(block, id_bytes)
     cdef int64_t found = 0
-    _check_block(offsets, first_node, part.shape[0], first, ids.n)
+    check_block(offsets, first_node, part.shape[0], first, ids.n)
     if ids.n:
         with nogil:
             fs_inside(&offsets[0], 0, &part[first_node], &part[0], ids.data, ids.wide, first, ids.n, &found)
     return found
-
-
-cdef int _check_block(const int64_t[::1] offsets, int64_t first_node, int64_t n_nodes, int64_t first, int64_t n) except -1:
-    cdef int64_t k = offsets.shape[0] - 1
-    if k < 0 or not 0 <= first_node <= n_nodes - k:
-        raise ValueError(f"{k} nodes from {first_node} on are not among {n_nodes}")
-    if not offsets[0] <= first <= offsets[k] - n:
-        raise ValueError(f"no block of {n} ids begins at {first}")
-    return 0
 
 
 def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const int32_t[::1] part not None, block, int id_bytes,
@@ -262,7 +253,7 @@ def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const i
     cdef int64_t n_nodes = part.shape[0]
     if target.n != n_nodes:
         raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {target.n}")
-    _check_block(offsets, first_node, n_nodes, first, ids.n)
+    check_block(offsets, first_node, n_nodes, first, ids.n)
     if ids.n:
         with nogil:
             fs_cross(&offsets[0], 0, &part[first_node], &part[0], ids.data, ids.wide, first, ids.n, target.data, target.wide)

@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 
 cimport cython
 
-from featstore._core.ids cimport Ids
+from featstore._core.ids cimport Ids, check_block
 
 
 cdef extern from "kernels/trainparts.h" nogil:
@@ -195,7 +195,7 @@ def add_paths(const int64_t[::1] offsets not None, int64_t first_node, block, in
     """
     cdef Ids ids = Ids(block, id_bytes)
     cdef int64_t n = part.shape[0], width = more.shape[1]
-    _check_block(offsets, first_node, n, first, ids.n)
+    check_block(offsets, first_node, n, first, ids.n)
     if more.shape[0] != n or width < 1 or (paths is not None and (paths.shape[0] != n or paths.shape[1] != width)):
         raise ValueError("paths and more have a row a node, and a column a part")
     cdef const float *counts = NULL
@@ -219,18 +219,9 @@ def bring_neighbors(const int64_t[::1] offsets not None, int64_t first_node, blo
     """
     cdef Ids ids = Ids(block, id_bytes)
     cdef int64_t n = bits.shape[0], stride = bits.shape[1]
-    _check_block(offsets, first_node, n, first, ids.n)
+    check_block(offsets, first_node, n, first, ids.n)
     if into.shape[0] != n or into.shape[1] != stride:
         raise ValueError("bits of two shapes")
     if ids.n:
         with nogil:
             fs_bring_neighbors(&offsets[0], ids.data, ids.wide, first, ids.n, stride, &bits[first_node, 0], &into[0, 0])
-
-
-cdef int _check_block(const int64_t[::1] offsets, int64_t first_node, int64_t n_nodes, int64_t first, int64_t n) except -1:
-    cdef int64_t k = offsets.shape[0] - 1
-    if k < 0 or not 0 <= first_node <= n_nodes - k:
-        raise ValueError(f"{k} nodes from {first_node} on are not among {n_nodes}")
-    if not offsets[0] <= first <= offsets[k] - n:
-        raise ValueError(f"no block of {n} ids begins at {first}")
-    return 0

@@ -1,5 +1,6 @@
 #include "backends.h"
 #include "rowcopy.h"
+#include "threads.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,8 +11,6 @@
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
-
-#define FS_POLL_NS 50000000U /* between two looks for signals */
 
 static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
     fs_slot *slot = &u->slots[seq % FS_WINDOW];
@@ -189,13 +188,7 @@ void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
     else
         for (uint64_t i = 0; i < wanted; i++) pthread_cond_signal(&pool->work);
     while (pool->tickets || pool->active) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += FS_POLL_NS;
-        if (until.tv_nsec >= 1000000000) {
-            until.tv_nsec -= 1000000000;
-            until.tv_sec++;
-        }
+        const struct timespec until = fs_next_poll();
         if (pthread_cond_timedwait(&pool->idle, &pool->lock, &until) == ETIMEDOUT && !atomic_load(&job->stop)) {
             pthread_mutex_unlock(&pool->lock);
             int interrupted = poll();

@@ -1,4 +1,5 @@
 #include "packer.h"
+#include "threads.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -157,13 +158,7 @@ int fs_packer_flush(fs_packer *p) {
 }
 
 int fs_packer_drain(fs_packer *p) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 50000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
+    const struct timespec until = fs_next_poll();
     int error = 0;
     pthread_mutex_lock(&p->lock);
     while ((p->q_len || p->writing) && !error) error = pthread_cond_timedwait(&p->freed, &p->lock, &until);

@@ -31,7 +31,7 @@ static int fs_stream_is_good(const fs_stream *s, const fs_piece *slot, uint64_t 
     if (!s->parts) return fs_check_page(&s->job, page, data);
     const fs_stream_file *part = &s->parts[slot->file];
     const uint64_t *sums = part->sums[page / FS_SUMS_PER_PAGE];
-    return s->job.hash(data, FS_PAGE, &part->secret) == fs_read64((const uint8_t *)(sums + page % FS_SUMS_PER_PAGE));
+    return sums && s->job.hash(data, FS_PAGE, &part->secret) == fs_read64((const uint8_t *)(sums + page % FS_SUMS_PER_PAGE));
 }
 
 static void fs_stream_fail(fs_stream *s, int kind, int number, uint64_t offset, uint32_t file) {

@@ -8,8 +8,23 @@
 #define FEATSTORE_THREADS_H
 
 #include <stdint.h>
+#include <time.h>
 
 #define FS_MAX_THREADS 64
+#define FS_POLL_NS 50000000 /* between two looks for signals, of a thread that waits */
+
+/* When a wait of pthread_cond_timedwait is interrupted for a look for signals. */
+static inline struct timespec fs_next_poll(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += FS_POLL_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    return until;
+}
+
 typedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end);
 
 /* Run body(context, begin, end) over 0 … n - 1 in chunks, on up to n_threads threads, the caller's included. */
