@@ -145,7 +145,7 @@ def training_module(layers: Iterable[Layer]) -> str | None:
 
 
 def _drops(module: torch.nn.Module) -> bool:
-    share = getattr(module, "dropout", 0)
+    share = getattr(module, "dropout", None)
     return isinstance(share, float) and share > 0
 
 

@@ -103,7 +103,7 @@ def test_own_rows_do_not_travel() -> None:
     assert np.array_equal(taken(ranks.rows[1], ids), x[ids])
     remote = ranks.rows[1].remote
     assert (remote.rows, remote.reads, remote.bytes_read) == (3, 2, 120)
-    assert remote.waited_s > 0
+    assert 0 < remote.waited_s < 60
     assert [each.answered_rows for each in ranks.rows] == [2, 0, 1]
     ranks.close()
 

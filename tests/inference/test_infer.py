@@ -227,6 +227,7 @@ def test_what_cannot_be_inferred_is_refused(path: Path) -> None:
             (([layer], "x", "x64"), {}, ValueError, "already"),
             (([layer], "x", "y"), {}, ValueError, "node data"),
             (([layer],), {"dtype": "float16"}, TypeError, "float32 or float64"),
+            (([layer],), {"overwrite": 1}, TypeError, "overwrite"),
         ):
             with pytest.raises(error, match=words):
                 featstore.infer(g, *arguments, **options, progress=False)

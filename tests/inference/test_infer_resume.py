@@ -156,6 +156,12 @@ def test_weights_are_compared_where_a_layer_is_bound_to_a_module(bind: Any) -> N
     assert digest(Scaled()) != digest(changed)
 
 
+def test_the_same_weights_under_other_names_are_another_model() -> None:
+    first, second = torch.nn.Module(), torch.nn.Module()
+    first.left = second.right = torch.nn.Linear(2, 2)
+    assert digest_of_weights([lambda h, block: first.left(h)]) != digest_of_weights([lambda h, block: second.right(h)])
+
+
 def test_rows_of_another_shape_than_the_interrupted_run_left_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     for width, dtype, error, words in (
