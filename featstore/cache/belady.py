@@ -125,7 +125,8 @@ class Belady(PlannedPolicy):
     def keep_memory(self, keep: bool) -> None:
         self._keeps = keep
         if not keep:
-            self._kept = _Kept()
+            self._kept, self._slots = _Kept(), None
+            self._free = self._row_of_slot = np.empty(0, np.int32)
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from featstore.creation.steps import BuildSteps, Field, Inputs
 from featstore.creation.topologyfiles import Form
 from featstore.progress import Progress
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldPart, FieldRecord, write_catalog
-from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.layout import RowLayout
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.topology.types import Types
 
@@ -69,10 +69,6 @@ class Builder:
         """Open a writer for a field's file."""
         file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=self.buffer_bytes)
-
-    def field_writer(self, key: str, role: str, name: str, row_bytes: int, dtype: str) -> RowFileWriter:
-        """Open a writer for the file of a field of a type of nodes or edges, or of several, as ``node/paper,author``."""
-        return self.writer(_prefix(key), name, choose_layout(row_bytes), role, dtype)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
         """Record a committed file as the only file of the field ``key``."""

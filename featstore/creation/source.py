@@ -21,7 +21,7 @@ import torch
 from featstore.config import user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.gather.arrays import as_array
-from featstore.storage.calls import close_quietly, open_regular, pread_exactly
+from featstore.storage.calls import close_quietly, open_input, pread_exactly
 from featstore.storage.format import DTYPES
 
 __all__ = [
@@ -197,7 +197,7 @@ class NpySource(Source):
 
     def __init__(self, name: str, path: str, wider: bool) -> None:
         self._path = path
-        fd, n_bytes = open_regular(path)
+        fd, n_bytes = open_input(path)
         try:
             read = partial(_pread, fd, path)
             dtype, shape, self._fortran, self._start = npy_header(read, n_bytes, path)
@@ -213,7 +213,7 @@ class NpySource(Source):
         return self.blocks_from(0, max_bytes)
 
     def blocks_from(self, first: int, max_bytes: int) -> Iterator[UInt8s]:
-        fd, _ = open_regular(self._path)
+        fd, _ = open_input(self._path)
         try:
             step = self._step(max_bytes)
             for at in range(first, self.n_rows, step):
@@ -232,7 +232,7 @@ class NpySource(Source):
         n_rows, n_columns = self.shape
         itemsize = self._native.itemsize
         step = max(1, max_bytes // (n_rows * itemsize))
-        fd, _ = open_regular(self._path)
+        fd, _ = open_input(self._path)
         try:
             for first in range(0, n_columns, step):
                 k = min(step, n_columns - first)

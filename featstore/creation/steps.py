@@ -259,16 +259,17 @@ class Steps:
         self._writers[step] = name, writer
         return writer
 
-    def checkpoint(self, prepare: Callable[[], None] | None = None) -> None:
+    def checkpoint(self, prepare: Callable[[], None] | None = None, written: int = 0) -> None:
         """Record the written rows if the last record is old enough, so that flushing takes only a small part of the time.
 
-        ``prepare`` is called before a record.
+        ``prepare`` is called before a record. ``written`` counts what was written beside the rows.
         """
-        if self.is_due and sum(each.n_rows for _, each in self._writers.values()) > self._kept_rows:
+        if self.is_due and written + sum(each.n_rows for _, each in self._writers.values()) > self._kept_rows:
             begin = time.monotonic()
             if prepare is not None:
                 prepare()
             self.keep()
+            self._kept_rows += written
             self._written_at += min(60.0, 4 * (time.monotonic() - begin))
 
     @property

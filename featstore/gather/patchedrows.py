@@ -148,10 +148,6 @@ class PatchedRows:
     def gap_bytes(self) -> int:
         return self.base.gap_bytes
 
-    @property
-    def n_patches(self) -> int:
-        return len(self.files) - 1
-
     def with_backend(self, make: Callable[[str], T]) -> T:
         return self.base.with_backend(make)
 

@@ -38,7 +38,7 @@ from featstore.pack.tiers import ScoresOf, Sizes, make_tables
 from featstore.progress import Progress, note
 from featstore.storage.calls import CANNOT_WRITE, remove_tree
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
-from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.storage.lock import WITHOUT_LOCKS, WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskQuota
@@ -147,7 +147,7 @@ def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], t
     try:
         lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
     except OSError as error:
-        if isinstance(error, BusyError) or error.errno in CANNOT_WRITE:
+        if isinstance(error, BusyError) or error.errno in CANNOT_WRITE | WITHOUT_LOCKS:
             return
         raise
     with lock:

@@ -22,6 +22,7 @@ __all__ = [
     "flock_fd",
     "fsync_fd",
     "naming",
+    "open_input",
     "open_regular",
     "pread_exactly",
     "pread_into",
@@ -108,10 +109,17 @@ def flock_fd(fd: int, how: int, path: str) -> None:
         fcntl.flock(fd, how)
 
 
+def open_input(path: str | os.PathLike[str]) -> tuple[Descriptor, int]:
+    """Open a file of the user's, where links lead elsewhere with reason; all else is as :func:`open_regular` has it."""
+    return open_regular(path, follows=True)
+
+
 def open_regular(
-    path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None
+    path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None, follows: bool = False
 ) -> tuple[Descriptor, int]:
-    """Open a regular file for reading, never following a link nor waiting for a FIFO's writer; return descriptor and size.
+    """Open a regular file for reading, without waiting for a FIFO's writer; return descriptor and size.
+
+    A link is not followed, unless ``follows``.
 
     If ``name_inside`` is given, it is opened in the directory ``dir_fd``, and errors name ``path``. FormatError for a directory,
     symbolic link, FIFO, socket or device.
@@ -120,8 +128,9 @@ def open_regular(
     target = name if name_inside is None else name_inside
     try:
         # Opening a device can act on it, so look first; the open descriptor is checked again.
-        _check_regular(os.lstat(target, dir_fd=dir_fd).st_mode, name)
-        fd = open_fd(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+        _check_regular(os.stat(target, dir_fd=dir_fd, follow_symlinks=follows).st_mode, name)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+        fd = open_fd(target, flags, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{name}: a symbolic link in place of a file", name) from None

@@ -14,19 +14,20 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from typing import Final
 
 from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError
 from featstore.storage.calls import close_quietly, flock_fd
 
-__all__ = ["OPENING_LOCK", "READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
+__all__ = ["OPENING_LOCK", "READERS_LOCK", "WITHOUT_LOCKS", "WRITER_LOCK", "FileLock", "lock_directory"]
 
 WRITER_LOCK = "writer.lock"
 READERS_LOCK = "readers.lock"
 OPENING_LOCK = "opening.lock"
 
 # Errors of a file system without locks, such as some network file systems.
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class FileLock:
@@ -78,7 +79,7 @@ class FileLock:
                 time.sleep(0.01)
         except OSError as error:
             close_quietly(fd)
-            if exclusive or isinstance(error, BusyError) or error.errno not in _UNSUPPORTED:
+            if exclusive or isinstance(error, BusyError) or error.errno not in WITHOUT_LOCKS:
                 raise
             return
         except BaseException:

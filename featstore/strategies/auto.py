@@ -31,6 +31,7 @@ from featstore.plan.trace import Trace
 from featstore.sampling.sampledbatches import SampledBatches
 from featstore.storage.calls import CANNOT_WRITE
 from featstore.storage.drive import drive_speed
+from featstore.storage.writer import is_drive_full
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLater
@@ -171,6 +172,8 @@ class Auto(Strategy):
         given: dict[str, Any] = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
         given = {name: each for name, each in given.items() if each is not None}
         given["cache"] = None if policy is None else cache  # not every strategy's default is None
+        if pack is not None and given["cache"] is None:
+            given["cache"] = 0  # to a pack None would say: as many rows as a layout has
         is_static = policy is not None and isinstance(get_policy(policy), StaticPolicy)
         if self.edge_cache is not None and not (is_static and issubclass(cls, Superbatch)):  # a static policy plans no edges
             given["edge_cache"] = self.edge_cache
@@ -272,8 +275,10 @@ def decide(
         _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
         return _default(context, planning, capacity, pack_rows, f"no memory to estimate: {error}")
     except OSError as error:
-        if error.errno == errno.ENOSPC and planning.disk is not None:
-            reason, more = f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(context))}' or more"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason, more = f"no disk to estimate: {error.strerror}", "run_dir=, a directory on a drive with more room"
+            if planning.disk is not None and not is_drive_full(error):
+                more = f"disk='{at_least(_profile_disk(context))}' or more"
         elif error.errno in CANNOT_WRITE and options.get("run_dir") is None:
             reason, more = f"no disk to estimate: {error}", "run_dir=, a directory where run files can be written"
         else:
@@ -483,8 +488,9 @@ def _layouts(context: Context, planning: Planning) -> dict[str, PackLayouts]:
 
 def _default(context: Context, planning: Planning, capacity: int, pack_rows: Sequence[int], reason: str) -> Decision:
     """Choose the strategy that needs least: ``ondemand``, or ``packed`` if layouts are there or the device is to hold rows."""
-    strategy, policy = "ondemand", STATIC if capacity else None
+    strategy, policy = "ondemand", DEGREE if capacity else None  # which samples nothing
     if context.pack is not None:
+        policy = STATIC if capacity else None
         rows = pack_rows or (0,) * len(context.nodes.each)
         each_policy, found, disk = _layouts(context, planning), [], planning.disk
         for name, layouts in each_policy.items():

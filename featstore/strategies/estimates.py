@@ -50,6 +50,11 @@ def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
                 except BudgetError as error:
                     more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
                     length = Length(1, len(context.batches), impossible=more)
+                except Exception as error:  # of a plug-in, which the user did not ask for: the others are compared
+                    more = f"strategy {name!r} ({cls.__module__}.{cls.__qualname__}) cannot be made or foreseen: "
+                    more += f"{type(error).__name__}: {error}"
+                    warn(f"{more}; it is left out", PerformanceWarning)
+                    length = Length(1, len(context.batches), impossible=more)
                 if length is not None:
                     found[name, policy] = length
     return found

@@ -247,8 +247,7 @@ class SuperbatchRunner(Runner):
 
     def __init__(self, context: Context, memory: Memory, sizes: SuperbatchSizes) -> None:
         super().__init__(context, memory)
-        policy = sizes.planning.policy
-        assert isinstance(policy, PlannedPolicy)
+        planned = [each for each in (*sizes.planning.policies, *sizes.planning.edge_policies) if isinstance(each, PlannedPolicy)]
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._said = set[str]()
         self._sizes = sizes
@@ -256,7 +255,7 @@ class SuperbatchRunner(Runner):
         self._planning = replace(sizes.planning, superbatch=size)
         self._drops: list[Callable[[], None]] = [
             partial(context.batches.keep_ahead, 0),
-            partial(CheckedPolicy(policy).keep_memory, False),
+            *(partial(CheckedPolicy(each).keep_memory, False) for each in planned),
         ]
         held = memory.held | {PLANNER: (least, memory.granted[PLANNER])}
         self._memory = EpochMemory(context.graph.budget, held, partial(_drop, self._drops))

@@ -245,8 +245,12 @@ class CacheSwitch:
         self._runs, self._disk, self._planner = runs, disk, planner
 
     def end(self) -> None:
-        """Drop the neighbour cache and its run file; the feature caches stay as they are."""
+        """Drop the neighbour cache, with what it had beyond the feature caches, and its run file; these stay as they are."""
         self._drop_neighbors()
+        with self._taking:
+            if self._reservation.holder == NEIGHBORS:
+                self._resize(min(self._features_bytes, self.share.total))
+                self._reservation.holder = FEATURES
         if self._file is not None:
             self._file.remove()
             self._file = None

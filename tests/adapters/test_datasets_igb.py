@@ -83,6 +83,8 @@ def test_papers_alone_have_no_types(tmp_path: Path, raw: bool) -> None:
     ).close()
     assert_same(tmp_path / "g", tmp_path / "made")
     assert report.loops_dropped == int((graph.edges[CITES][0] == graph.edges[CITES][1]).sum()) > 0
+    again = igb(tmp_path / "in", tmp_path / "again", num_nodes=N, papers_only=True, reverse=True, **TINY)
+    assert "reverse edges were asked for, and are made of edges between two types" in " ".join(again.notes)
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["with headers", "raw"])
@@ -193,6 +195,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({"size": "huge"}, "size: 'huge' is none of tiny"),
         ({"classes": 20}, "classes: 20 is neither"),
         ({"labelled": 61, "num_nodes": N}, "labelled: 61 of 60 papers"),
+        ({"num_nodes": {**N, "paper": -1}}, r"num_nodes\['paper'\] must be at least 0"),
         ({"num_nodes": N, "coalesce": True}, "coalesce is for a graph of one type"),
     ):
         refused(ValueError, words, tmp_path / "g", lambda: igb(tmp_path / "in", tmp_path / "g", **options, **TINY))

@@ -73,6 +73,14 @@ def test_arrays_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert np.concatenate([block.numpy() for block in g.edges()], axis=1).tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
+def test_weights_beside_lists_are_stored_once(tmp_path: Path) -> None:
+    matrix = sparse.random(20, 20, 0.2, "csr", np.float32)
+    np.savez(tmp_path / "a.npz", indptr=matrix.indptr, indices=matrix.indices, data=matrix.data, shape=matrix.shape)
+    npz(tmp_path / "a.npz", tmp_path / "g", weights=True, **TINY)
+    with featstore.open(tmp_path / "g") as g:
+        assert (list(g.edge_features), list(g.node_data)) == (["weight"], [])
+
+
 def test_archives_that_are_no_graph(tmp_path: Path) -> None:
     def attempt(error: type[BaseException], words: str, arrays: dict[str, Any], **options: Any) -> None:
         np.savez(tmp_path / "in.npz", **arrays)

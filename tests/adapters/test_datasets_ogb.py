@@ -219,6 +219,7 @@ def test_what_its_own_writer_writes_of_types(tmp_path: Path, monkeypatch: pytest
     ogb(root, tmp_path / "g", **TINY)
     types.create(tmp_path / "made").close()
     assert_same(tmp_path / "g", tmp_path / "made")
+    refused(ValueError, "reverse=True adds", tmp_path / "h", lambda: ogb(root, tmp_path / "h", add_inverse_edge=True, **TINY))
 
 
 def test_labels_without_a_value_are_counted(tmp_path: Path) -> None:

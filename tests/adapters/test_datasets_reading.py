@@ -21,6 +21,7 @@ from featstore.adapters.datasets.tables import Column, EdgeTable, NodeTable, imp
 from featstore.adapters.datasets.tables import importer as module
 from featstore.adapters.datasets.tables.files import TableFile
 from featstore.adapters.datasets.tables.pairs import Pairs
+from featstore.adapters.datasets.tables.reading import Reading
 from featstore.creation import steps
 from featstore.errors import FormatError
 from featstore.idmaps.numbering import Room
@@ -90,6 +91,21 @@ def test_each_call_goes_on_where_the_last_one_stopped(
     assert same_reports(report, whole)
     assert contents(tmp_path / "g") == contents(made / "whole")
     assert os.listdir(tmp_path) == ["g"]
+
+
+def test_edges_without_rows_are_recorded_too(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no file of rows grows: they are pairs of ids, which are sorted when all are read."""
+    nodes, edges = NodeTable(made / "papers-*.parquet", "doi"), EdgeTable(made / "cites-*.csv", "from", "to")
+    whole = import_tables(made / "pairs", nodes, edges, memory=MEMORY, progress=False)
+    note, at = Reading._note, []
+    monkeypatch.setattr(Reading, "_note", lambda self: (at.append(self._at[0]), note(self)))
+    interrupts = Interrupts(monkeypatch)
+    report, _ = interrupts.until_done(
+        lambda: import_tables(tmp_path / "g", nodes, edges, memory=MEMORY, progress=False), tmp_path / "g"
+    )
+    assert at.count(1) >= 2
+    assert same_reports(report, whole)
+    assert contents(tmp_path / "g") == contents(made / "pairs")
 
 
 def test_names_through_files_go_on_behind_the_tables(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

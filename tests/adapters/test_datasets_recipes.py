@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from featstore.adapters.datasets import igb, npz, ogb
+import featstore
+from featstore.adapters.datasets import graphbolt, igb, npz, ogb
 from featstore.adapters.datasets import scipy as of_matrix
 from featstore.adapters.datasets.recipes import describe, inputs_of_folder
 from featstore.adapters.datasets.report import Report
 from featstore.creation import extsort
 from featstore.creation.source import open_source
 from featstore.creation.steps import Steps
-from tests.support.imports import TINY, Folder, Interrupts, contents, same_reports
+from featstore.errors import FormatError
+from tests.adapters.test_datasets_graphbolt import one_type
+from tests.support.imports import TINY, Folder, Interrupts, assert_same, contents, same_reports
 
 CLEANED: dict[str, Any] = {"remove_self_loops": True, "coalesce": True, "topology": "chunked", "chunk_bytes": 4096}
 
@@ -127,6 +130,47 @@ def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     interrupts.left = 1 << 30
     ogb(root, target, **TINY)
     assert sorted(os.listdir(tmp_path)) == ["g", "in"]
+
+
+def test_files_that_are_named_from_elsewhere_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where metadata.yaml itself is given, no folder says which files there are."""
+    bolt, _ = one_type(tmp_path / "in")
+    edges = np.load(bolt.root / "edges" / "e.npy")
+    bolt.meta["graph"]["edges"] = [bolt.array("../edges", edges)]
+    interrupts = Interrupts(monkeypatch)
+    meta = bolt.write() / "metadata.yaml"
+    interrupts.left = 3
+    with pytest.raises(KeyboardInterrupt):
+        graphbolt(meta, tmp_path / "g", **TINY)
+    np.save(tmp_path / "edges.npy", edges[::-1])
+    os.utime(tmp_path / "edges.npy", ns=(1, 1))
+    interrupts.left = 1 << 30
+    graphbolt(meta, tmp_path / "g", **TINY)
+    graphbolt(meta, tmp_path / "whole", **TINY)
+    assert_same(tmp_path / "g", tmp_path / "whole")
+
+
+def test_what_has_no_recipe_is_not_read_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featstore.adapters.datasets.recipes.describe", lambda value: 1 / 0)
+    x = np.arange(40, dtype=np.float32).reshape(10, 4)[:, :2]
+    of_matrix(scipy.sparse.eye(10, format="csr"), tmp_path / "g", features={"x": x}, **TINY)
+    with featstore.open(tmp_path / "g") as g:
+        assert (g.features["x"][:].numpy() == x).all()
+
+
+def test_links_to_inputs_are_followed(tmp_path: Path) -> None:
+    """Snapshots of hubs are folders of links; what is no file is refused behind one, too."""
+    folder = ogb_folder(tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    for path in (tmp_path / "store").rglob("*"):
+        place = tmp_path / "in" / path.relative_to(tmp_path / "store")
+        place.mkdir() if path.is_dir() else place.symlink_to(path)
+    ogb(tmp_path / "in", tmp_path / "g", **TINY)
+    ogb(folder.root, tmp_path / "whole", **TINY)
+    assert_same(tmp_path / "g", tmp_path / "whole")
+    (tmp_path / "x.npy").symlink_to("/dev/null")
+    with pytest.raises(FormatError, match=r"x\.npy"):
+        open_source("x", tmp_path / "x.npy")
 
 
 def test_a_dataset_within_the_folder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

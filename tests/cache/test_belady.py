@@ -257,6 +257,8 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
         assert disk.peak < 5 * sum(map(len, batches)), "of each horizon, only the planned batches are spilled"
         assert not list(tmp_path.iterdir())
         assert policy.nbytes == 8 * capacity  # the last horizon looked no further
+        policy.keep_memory(False)
+        assert policy.nbytes == 0
     assert plans[True] == plans[False]
 
 

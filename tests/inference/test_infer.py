@@ -143,8 +143,17 @@ def test_pygs_convolutions_are_as_pyg_has_them(path: Path) -> None:
             found = featstore.infer(g, [inference_layer(conv, torch.relu)], "x64", overwrite=True, progress=False)
             with torch.no_grad():
                 torch.testing.assert_close(found[:], conv(x, edges).relu(), rtol=1e-12, atol=1e-12)
-        with pytest.raises(ValueError, match="only a GCNConv with normalize=True"):
-            inference_layer(GCNConv(WIDTH, 8, improved=True))
+        for options in ({"improved": True}, {"aggr": "max"}, {"flow": "target_to_source"}):
+            with pytest.raises(ValueError, match="only GCNConv itself, with normalize=True"):
+                inference_layer(GCNConv(WIDTH, 8, **options))
+        with pytest.raises(ValueError, match="no blockwise form"):
+            inference_layer(SAGEConv(WIDTH, 8, flow="target_to_source"))
+
+        class Own(SAGEConv):
+            """Computes what it likes."""
+
+        with pytest.raises(ValueError, match="no blockwise form"):
+            inference_layer(Own(WIDTH, 8))
 
 
 @pytest.mark.parametrize("conv", [SAGEConv(WIDTH, 8, aggr="max"), GATConv(WIDTH, 4, heads=2)])

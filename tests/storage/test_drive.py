@@ -270,6 +270,23 @@ def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pyt
         assert [speed_of(g).iops, speed_of(g, again=True).iops, speed_of(g).iops] == [4, 5, 5]
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.ENOLCK, errno.EROFS])
+def test_rates_that_cannot_be_kept_are_measured_again(data: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full drive, or one without locks, for instance; other errors are raised."""
+    speeds = iter(DriveSpeed(float(k), 2.0, 3.0, 7.0, 1.5, 0.5) for k in range(1, 9))
+    monkeypatch.setattr(drive_module, "measure_drive", lambda *_: next(speeds))
+    codes = [code, code, errno.EIO]
+
+    def fails(path: str) -> None:
+        raise OSError(codes.pop(0), "as told")
+
+    monkeypatch.setattr(keptrates, "Update", fails)
+    with featstore.open(data) as g:
+        assert [speed_of(g).iops, speed_of(g, again=True).iops] == [1, 2]
+        with pytest.raises(OSError, match="as told"):
+            speed_of(g, again=True)
+
+
 @pytest.mark.parametrize("age_s", [60.0, 1e6])
 def test_rates_of_a_file_that_was_just_written_last_as_long_as_it_was_there(
     data: Path, monkeypatch: pytest.MonkeyPatch, age_s: float

@@ -205,6 +205,21 @@ def test_where_no_run_files_can_be_made_auto_reads_on_demand_and_others_say_so(
     assert all(path.is_symlink() or not list(path.iterdir()) for path in read_only.iterdir())
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_drive_auto_reads_on_demand(data: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code), "run-1")
+
+    monkeypatch.setattr("featstore.strategies.auto.Profile", full)
+    with featstore.open(data, memory="64MiB") as g:
+        with pytest.warns(featstore.PerformanceWarning, match=r"'auto': no disk to estimate: .*: give run_dir=, a directory"):
+            auto = loader(g, "auto", feature_cache=0.1)
+        with auto:
+            taken = auto.stats()["auto"]["taken"]
+            assert (taken["strategy"], taken["policy"]) == ("ondemand", "degree"), "which samples nothing to begin"
+            assert sum(1 for _ in auto) == 10
+
+
 def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(*_: object, budget: Budget, **__: object) -> None:
         budget.reserve("simulation", budget.total)  # however little it takes: it is not there

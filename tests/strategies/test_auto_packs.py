@@ -21,6 +21,7 @@ from featstore.pack.layout import LayoutOptions
 from featstore.pack.makelayout import layout_sizes
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies import estimates as estimates_module
+from featstore.strategies.auto import _taken
 from tests.estimate.test_cost import SKETCH
 from tests.strategies.test_auto import data, loader, steer
 from tests.support.loaders import CANDIDATES, make_loader
@@ -201,6 +202,14 @@ def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> Non
             assert sum(1 for _ in loader) == 10
             hits = loader.stats()["hits"]
         assert hits["packed"] // 2 == pytest.approx(counted.packed + 300, rel=0.2)
+
+
+def test_no_cache_is_none_for_a_pack_too(frozen: Path) -> None:
+    """Whose own default would be as many rows as its layout has, or as fit."""
+    auto = featstore.Auto(pack=frozen, cache=None)
+    with featstore.Pack(frozen) as pack:
+        for strategy in ("packed", "ondemand"):
+            assert auto._chosen(_taken(strategy, "frequency", "said so"), None, pack).cache == 0
 
 
 def test_without_memory_to_estimate_a_layout_that_is_there_is_run(

@@ -139,6 +139,20 @@ def test_wrong_estimates_are_left_out(
     assert re.search(message, next(each["impossible"] for each in found["estimates"] if each["strategy"] == "mine"))
 
 
+def test_what_cannot_be_foreseen_is_left_out(
+    path: Path, register: Callable[[Estimator], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreseen(self: featstore.Strategy, context: featstore.Context) -> Length:
+        raise KeyError("batches")
+
+    register(expected)
+    monkeypatch.setattr(STRATEGIES.known["mine"], "foreseen", foreseen)
+    with pytest.warns(featstore.PerformanceWarning, match=r"'mine' .*foreseen: KeyError: 'batches'; it is left out"):
+        found = train(path)
+    assert found["taken"]["strategy"] != "mine"
+    assert "KeyError" in next(each["impossible"] for each in found["estimates"] if each["strategy"] == "mine")
+
+
 def test_a_package_that_cannot_be_loaded_disturbs_nobody(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribute(tmp_path, "plug_s", "", "1 / 0\n")
     (tmp_path / "plug_s-1.0.dist-info" / "entry_points.txt").write_text("[featstore.strategies]\nbroken = plug_s:X\n")

@@ -232,6 +232,7 @@ def test_leaving_early_leaves_nothing(g: featstore.OutOfCoreGraph, how: str, sto
     g.features["x"][[0]]
     before = state(g)
     loader = serial(g)
+    resting = g.memory_report()[FEATURES]
     kinds = {"error": ZeroDivisionError, "interrupt": KeyboardInterrupt}
     iterator = iter(loader)
     try:
@@ -254,6 +255,9 @@ def test_leaving_early_leaves_nothing(g: featstore.OutOfCoreGraph, how: str, sto
         del iterator
         assert g.neighbor_cache is None
         assert not os.path.exists(f"{g.path}.runs")
+        report = g.memory_report()
+        assert NEIGHBORS not in report, "what it had beyond the feature caches is there for others"
+        assert report[FEATURES] <= resting
     if how == "drop":
         del loader
     else:

@@ -22,7 +22,7 @@ from featstore.adapters.datasets.ahead import ahead
 from featstore.config import format_size, user_path
 from featstore.creation.source import NpySource, Source, array_bytes, dtype_name, npy_header, numpy_dtype
 from featstore.errors import CorruptionError, FormatError
-from featstore.storage.calls import close_quietly, naming, open_regular, pread_exactly
+from featstore.storage.calls import close_quietly, naming, open_input, pread_exactly
 
 __all__ = ["Archive", "MemberSource", "RawSource", "check_rows", "open_array", "small_ints"]
 
@@ -71,7 +71,7 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = user_path(path)
-        fd, n_bytes = open_regular(self.path)
+        fd, n_bytes = open_input(self.path)
         close_quietly(fd)
         with self._open() as opened:
             self._members = {each.filename.removesuffix(".npy"): each for each in opened.infolist()}
@@ -215,7 +215,10 @@ class MemberSource(Source):
 
     def _unpacked(self, max_bytes: int) -> Iterator[UInt8s]:
         """Yield rows that are stored column after column: from a temporary copy, which can be read in any order."""
-        with tempfile.TemporaryFile() as out:  # without a name, so that a killed process leaves nothing
+        with (
+            naming(tempfile.gettempdir()),
+            tempfile.TemporaryFile() as out,
+        ):  # without a name, so that a killed process leaves nothing
             with self._archive._open() as opened, naming_damage(self._archive.path, self._member):
                 with opened.open(self._info) as file:
                     while piece := file.read(_COPY_BYTES):
@@ -258,7 +261,7 @@ class RawSource(Source):
     def __init__(self, name: str, path: str, shape: tuple[int, ...], dtype: str) -> None:
         super().__init__(name, dtype, shape)
         self._path = path
-        fd, n_bytes = open_regular(path)
+        fd, n_bytes = open_input(path)
         close_quietly(fd)
         expected = self.n_rows * self.row_bytes
         if n_bytes != expected:
@@ -269,7 +272,7 @@ class RawSource(Source):
         return self.blocks_from(0, max_bytes)
 
     def blocks_from(self, first: int, max_bytes: int) -> Iterator[UInt8s]:
-        fd, _ = open_regular(self._path)
+        fd, _ = open_input(self._path)
         try:
             step, size = self._step(max_bytes), self.row_bytes
             for at in range(first, self.n_rows, step):
@@ -306,7 +309,7 @@ def open_array(
     """
     where = user_path(path)
     label = f"{where}: {name}"
-    fd, n_bytes = open_regular(where)
+    fd, n_bytes = open_input(where)
     try:
         head = bytes(pread_exactly(fd, min(len(_MAGIC), n_bytes), 0, where))
     finally:

@@ -26,7 +26,7 @@ from featstore.adapters.datasets.arrays import check_memory
 from featstore.config import user_path
 from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
-from featstore.storage.calls import close_quietly, open_regular
+from featstore.storage.calls import close_quietly, open_input
 
 __all__ = ["CsvSource", "count_lines", "errno_of", "load_pandas", "read_ints", "read_records"]
 
@@ -108,7 +108,7 @@ def count_lines(path: str | os.PathLike[str]) -> int:
     """Count the lines of a file, by reading it; the last one may lack its end."""
     where = user_path(path)
     n, last = 0, b"\n"
-    fd, _ = open_regular(where)
+    fd, _ = open_input(where)
     close_quietly(fd)
     try:
         with gzip.open(where, "rb") if where.endswith(".gz") else open(where, "rb") as file:
@@ -135,7 +135,7 @@ def read_ints(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
 def read_records(path: str | os.PathLike[str]) -> list[list[str]]:
     """Read a small file of text, such as a list of types, as lists of values a line."""
     where = user_path(path)
-    fd, n_bytes = open_regular(where)
+    fd, n_bytes = open_input(where)
     close_quietly(fd)
     try:
         with gzip.open(where, "rb") if where.endswith(".gz") else open(where, "rb") as file:
@@ -192,7 +192,7 @@ def _parsed_as(arrow: Any, dtype: str | None) -> Any:
 def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool = True, is_guess: bool = False) -> Iterator[Any]:
     """Yield pyarrow's batches; FormatError or CorruptionError with file and line."""
     arrow, reading = _arrow(path)
-    fd, n_bytes = open_regular(path)
+    fd, n_bytes = open_input(path)
     close_quietly(fd)
     if not n_bytes:
         raise FormatError(f"{path}: the file is empty", path)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.adapters.datasets.arrays import Archive
-from featstore.config import user_path
+from featstore.config import check_at_least, user_path
 from featstore.errors import FormatError
 from featstore.topology.types import EdgeKey
 
@@ -82,7 +82,7 @@ def relations_in(folder: str, separator: str) -> dict[EdgeKey, str]:
 
 def numbers(given: Mapping[str, int] | Iterable[tuple[str, int]] | None) -> dict[str, int]:
     """Convert the option ``num_nodes``, a mapping or the command line's pairs."""
-    return dict(given or {})
+    return {kind: check_at_least(f"num_nodes[{kind!r}]", n, 0) for kind, n in dict(given or {}).items()}
 
 
 def _nodes_of_type(text: str) -> tuple[str, int]:

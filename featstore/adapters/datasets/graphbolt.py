@@ -26,6 +26,7 @@ from featstore.creation.options import CreateOptions
 from featstore.creation.source import Source as Rows
 from featstore.creation.source import numpy_dtype
 from featstore.errors import FormatError, MissingExtraError
+from featstore.storage.calls import naming
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
 
 __all__ = ["graphbolt"]
@@ -78,7 +79,7 @@ def graphbolt(
     Notes
     -----
     ``in_memory`` has no meaning here, as features are on disk. Sets of seeds that are edges are left out, which the report says.
-    Labels are put together in a temporary file.
+    Labels are put together in a file without a name, beside the dataset.
     """
     begin = time.perf_counter()
     made = CreateOptions.given(path, options)
@@ -88,9 +89,8 @@ def graphbolt(
     for key, each in meta.edges(nodes).items():
         edges[key] = FoundEdges(each)
     notes = meta.add_features(nodes, edges)
-    with tempfile.TemporaryDirectory(prefix="featstore-") as spare:
-        notes += meta.add_task(task, nodes, spare)
-        return write("graphbolt", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin)
+    notes += meta.add_task(task, nodes, os.path.dirname(os.path.abspath(made.path)))
+    return write("graphbolt", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin, files=meta.files)
 
 
 class _Metadata:
@@ -100,6 +100,7 @@ class _Metadata:
         where = user_path(folder)
         self.path = where if os.path.isfile(where) else os.path.join(where, FILE)
         self.folder = os.path.dirname(self.path)
+        self.files: set[str] = set()  # that the entries name
         try:
             import yaml
         except ImportError as error:
@@ -198,6 +199,7 @@ class _Metadata:
         if not isinstance(path, str) or "\0" in path or any("\ud800" <= each <= "\udfff" for each in path):
             raise self.error(f"{what}: path must be a file, not {path!r:.200}")
         where = os.path.join(self.folder, path)
+        self.files.add(where)
         if form == "torch":
             code = (
                 f"from numpy import save; from torch import load; save({json.dumps(where + '.npy')}, load({json.dumps(where)}))"
@@ -295,7 +297,7 @@ class _NodeLabels(Rows):
         if like.dtype in ("uint8", "bool"):
             raise FormatError(f"{like.name}: labels of {like.dtype} have no value that stands for none; convert them to int64")
         kind = numpy_dtype(like.dtype)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
             # Space is allocated first: a write to mapped memory that the drive has no room for would kill the process.
             os.posix_fallocate(file.fileno(), 0, max(1, n * self.row_bytes, self.row_bytes))
             self._rows = np.memmap(file, kind, "r+", shape=(max(1, n), *like.shape[1:]))

@@ -146,7 +146,9 @@ def igb(
         edges[key] = FoundEdges(EdgeList.of(source, found[key[0]].n, found[key[2]].n, pairs=True))
     notes = _add_labels(found[PAPER], os.path.join(processed, PAPER), classes, size, labelled)
     if len(found) == 1 and len(edges) == 1:
-        return write("igb", folder, made, {ONE_NODE: found[PAPER]}, {ONE_EDGE: edges[CITES]}, notes=notes, begin=begin)
+        return write(
+            "igb", folder, made, {ONE_NODE: found[PAPER]}, {ONE_EDGE: edges[CITES]}, reverse=reverse, notes=notes, begin=begin
+        )
     return write("igb", folder, made, found, edges, reverse=reverse, notes=notes, begin=begin)
 
 

@@ -80,7 +80,7 @@ def npz(
             archive.path,
         )
     wanted = ["x"] if features is None else [features] if isinstance(features, str) else list(features)
-    of_matrix = {*form, *(_SCIPY if "format" in archive else ())}
+    of_matrix = {*form, *(_SCIPY if "format" in archive else ()), *(("data", "shape") if weights else ())}
     others = {name: archive.rows(name) for name in archive.names if name not in of_matrix}
     if missing := [name for name in wanted if name not in others and features is not None]:
         raise ValueError(f"features: {archive.path} has no {missing[0]!r} that is not of the edges; it has {', '.join(others)}")
@@ -96,8 +96,6 @@ def npz(
         else:
             if SPLITS.get(name, name) in SPLITS.values():
                 nodes.add_split(name, CheckedIds(source, n), source.name)
-            elif name in nodes.data:
-                raise FormatError(f"{source.name}: another array is {name!r}, too; remove one of both")
             else:
                 nodes.data[name] = source
     edges = FoundEdges(_edges(archive, form, n))

@@ -89,6 +89,7 @@ def ogb(
     made = CreateOptions.given(path, options)
     root = open_folder(folder, "raw", "dataset/ogbn_products")
     raw = os.path.join(root, "raw")
+    asked = add_inverse_edge
     if add_inverse_edge is None:
         add_inverse_edge = os.path.basename(os.path.normpath(root)) in _INVERTED
     dtypes = (feature_dtype, label_dtype)
@@ -114,6 +115,10 @@ def ogb(
         for each in edges.values():
             each.both = True
         notes.append("each edge is followed by its reverse, as OGB's loader does for this data set (add_inverse_edge)")
+    elif asked:
+        raise ValueError(
+            "add_inverse_edge is of data sets with one type of nodes; reverse=True adds a relation for each of these"
+        )
     notes += [f"there are no labels of {kind}" for kind, each in nodes.items() if "y" not in each.data and kind == ONE_NODE]
     notes += _add_splits(root, split, nodes)
     return write("ogb", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,24 @@ def inputs_of_folder(
     folder: str | os.PathLike[str],
     target: str | os.PathLike[str],
     fields: Mapping[str, ArrayLike],
+    files: Iterable[str] = (),
     **options: Any,
 ) -> Inputs:
     """Describe an import of a folder, or of one file, into a dataset at ``target``; ``options`` change what is written.
 
-    ``fields`` are all rows that are read, each under a name of its own. If one is neither a file's nor an array, or the folder is
-    no file, there is no recipe: the files would not say whether inputs are the same.
+    ``fields`` are all rows that are read, each under a name of its own; ``files`` are read besides those of the folder. If rows
+    are neither a file's nor an array, or the folder is no file, there is no recipe: the files would not say whether inputs are
+    the same.
     """
     place = user_path(folder)
+    if not os.path.lexists(place):
+        return Inputs()
     described = {name: describe(value) for name, value in fields.items()}
-    if not os.path.lexists(place) or None in described.values():
+    if None in described.values():
         return Inputs()
     named = (value.name.partition(": ")[0] for value in fields.values() if isinstance(value, Source))
-    files = {*_files_in(place, os.path.abspath(user_path(target))), *filter(os.path.isfile, named)}
-    return Inputs({"files": Inputs.of_files(sorted(files)), "fields": described, **options})
+    found = {*_files_in(place, os.path.abspath(user_path(target))), *filter(os.path.isfile, named), *files}
+    return Inputs({"files": Inputs.of_files(sorted(found)), "fields": described, **options})
 
 
 def _files_in(place: str, target: str) -> Iterator[str]:

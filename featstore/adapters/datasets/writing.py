@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,6 +219,7 @@ def write(
     reverse: bool = False,
     notes: list[str] | None = None,
     begin: float | None = None,
+    files: Iterable[str] = (),
 ) -> Report:
     """Make the dataset, and report what was read.
 
@@ -248,7 +249,7 @@ def write(
     begin = time.perf_counter() if begin is None else begin
     notes = list(notes or [])
     check_room(os.fspath(folder), sum(each.n for each in nodes.values()), options.path)
-    inputs = _inputs(source, folder, options.path, nodes, edges, reverse)
+    inputs = _inputs(source, folder, options.path, nodes, edges, reverse, files)
     if set(nodes) == {ONE_NODE}:
         _write_one(options, nodes[ONE_NODE], edges[ONE_EDGE], inputs)
         if reverse:
@@ -286,6 +287,7 @@ def _inputs(
     nodes: Mapping[str, FoundNodes],
     edges: Mapping[EdgeKey, FoundEdges],
     reverse: bool,
+    files: Iterable[str],
 ) -> Inputs:
     """Describe all that is read, and have it counted where a later call finds the counts."""
     fields: dict[str, ArrayLike] = {}
@@ -297,7 +299,7 @@ def _inputs(
         of_edges[edge_name(key)] = [found.edges.name, found.edges.n_edges, found.both]
         fields.update((f"feature {qualified(edge_name(key), name)}", value) for name, value in found.features.items())
     sizes = {kind: each.n for kind, each in nodes.items()}
-    inputs = inputs_of_folder(folder, path, fields, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
+    inputs = inputs_of_folder(folder, path, fields, files, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
     for kind, each in nodes.items():
         for name, value in each.data.items():
             if isinstance(value, Labels):

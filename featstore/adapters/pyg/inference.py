@@ -20,14 +20,15 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
     ----------
     conv : SAGEConv or GCNConv
         ``SAGEConv`` with ``aggr`` of ``"mean"`` or ``"sum"``, without projection; ``GCNConv`` with self loops and
-        normalisation. Both without normalised outputs and edge weights.
+        normalisation, which adds. Both without normalised outputs and edge weights, and from source to target.
     then : callable, optional
         Function after the convolution, row by row: normalisation, activation.
 
     Raises
     ------
     ValueError
-        Another convolution, or other options; the message shows how :func:`featstore.infer` takes it as ``layer(h, block)``.
+        Another convolution, a subclass of these, or other options; the message shows how :func:`featstore.infer` takes it as
+        ``layer(h, block)``.
 
     Notes
     -----
@@ -35,13 +36,16 @@ def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | No
     NeurIPS 2017 (GraphSAGE); Kipf, Welling, ICLR 2017 (GCN).
     """
     finish = (lambda rows: rows) if then is None else then
-    if isinstance(conv, GCNConv) and conv.normalize and conv.add_self_loops and not conv.improved:
+    kind = type(conv) if getattr(conv, "flow", None) == "source_to_target" else None  # a subclass may compute something else
+    if kind is GCNConv and conv.normalize and conv.add_self_loops and not conv.improved and conv.aggr in ("add", "sum"):
         return _of_gcn(conv, finish)
-    if isinstance(conv, SAGEConv) and conv.aggr in ("mean", "sum") and not conv.normalize and not conv.project:
+    if kind is SAGEConv and conv.aggr in ("mean", "sum") and not conv.normalize and not conv.project:
         return _of_sage(conv, finish)
     reason = f"{conv!r} has no blockwise form with its options"
     if isinstance(conv, GCNConv):  # it needs the degrees of sources, and takes no pair
-        raise ValueError(f"{reason}: only a GCNConv with normalize=True, add_self_loops=True and improved=False has one")
+        raise ValueError(
+            f"{reason}: only GCNConv itself, with normalize=True, add_self_loops=True, improved=False and defaults, has one"
+        )
     raise ValueError(
         f"{reason}: give infer lambda h, block: conv((h, h[: block.n_dst]), torch.stack([block.src, block.dst])), and in it what "
         "follows the convolution"

@@ -32,19 +32,19 @@ class Pairs:
         self._path = os.path.join(directory, self.name)
         self._fd = open_fd(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._blocks: list[list[int]] = [list(each) for each in left or ()]  # first byte, edges, bytes of an id, kind of edges
-        self._end = 0
+        self.n_bytes = 0
         if self._blocks:
             first, n_edges, width, _ = self._blocks[-1]
-            self._end = first + 2 * n_edges * width
+            self.n_bytes = first + 2 * n_edges * width
 
     def append(self, number: int, src: Int64s, dst: Int64s) -> None:
         """Append edges of the type with this number."""
         most = max(int(src.max(initial=0)), int(dst.max(initial=0)))
         rows = np.empty((2, len(src)), "<i4" if most < 1 << 31 else "<i8")
         rows[0], rows[1] = src, dst
-        pwrite_all(self._fd, rows.view(np.uint8).reshape(-1).data, self._end, self._path)
-        self._blocks.append([self._end, len(src), rows.itemsize, number])
-        self._end += rows.nbytes
+        pwrite_all(self._fd, rows.view(np.uint8).reshape(-1).data, self.n_bytes, self._path)
+        self._blocks.append([self.n_bytes, len(src), rows.itemsize, number])
+        self.n_bytes += rows.nbytes
 
     def read(self, n: int) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield number of the type, sources and destinations of the next edges, at most ``n``.

@@ -215,7 +215,7 @@ class Reading:
         """Record the progress behind a block, if the last record is old enough."""
         self._at = [number, file, block.end]
         if self._keeps:
-            self._steps.checkpoint(self._note)
+            self._steps.checkpoint(self._note, self._pairs.n_bytes)
 
     # -- nodes -------------------------------------------------------------------------------------------------------------------
 
