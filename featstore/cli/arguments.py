@@ -36,6 +36,7 @@ from featstore.topology.types import EdgeKey
 __all__ = [
     "BATCHES",
     "BUILT_IN",
+    "SAMPLING",
     "Given",
     "add_making",
     "add_opening",
@@ -65,6 +66,8 @@ __all__ = [
 
 PATH_COMPLETION = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab.FILE, which includes directories
 BATCHES = ("batches", "parts", "macro")  # options of batches of seeds
+# Options of what is drawn, which a pack has behind it.
+SAMPLING = ("sampler", "draws", "window", "batch_dependency", "importance_sampling", "layer_sizes", "layers", "weight")
 BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
 

@@ -52,9 +52,10 @@ def _gathers(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator
     does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows.
     """
     n = len(store)
-    rows = min(rows, n)
+    own = None if store.own_part is None else np.asarray(store.own_part.nodes)  # an exported part has no other rows
+    rows = min(rows, n if own is None else len(own))
     out = torch.empty((rows, *store.shape[1:]), dtype=store.dtype, device="cpu")
-    draws = [rng.choice(n, rows, replace=False) for _ in range(runs)]
+    draws = [rng.choice(n if own is None else own, rows, replace=False) for _ in range(runs)]
     table = torch.zeros_like(out)
     places = [torch.from_numpy(rng.integers(0, rows, rows)) for _ in range(runs)]
     stats = store.stats()

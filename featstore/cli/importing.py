@@ -18,9 +18,9 @@ _OTHER = (*CREATE_OPTIONS, "source", "folder", "path", "json", "run", "parser", 
 
 def named_source(arguments: Sequence[str]) -> str | None:
     """Find the source that a command line names, if any, before its options are known."""
-    found = (each for each in arguments[1:] if not each.startswith("-"))
-    name = next(found, None) if arguments[:1] == ["import"] else None
-    return name if name in adapter("datasets").SOURCES else None
+    if arguments[:1] != ["import"]:
+        return None
+    return next((each for each in arguments[1:] if each in adapter("datasets").SOURCES), None)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:

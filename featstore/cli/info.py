@@ -38,10 +38,9 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         }
         for stores in (graph.features, graph.edge_features)
     )
-    data = {
-        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for name, tensor in graph.node_data.items()
-    }
+    fields: Any = graph.node_data  # which describes them without reading them
+    described = {name: fields.described(name) for name in fields}
+    data = {name: {"shape": shape, "dtype": dtype} for name, (dtype, shape, _) in described.items()}
     for name, inputs in graph.stale_features.items():
         features[name]["stale"] = inputs
     form = describe_form(graph.path, catalog)

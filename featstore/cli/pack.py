@@ -12,6 +12,7 @@ from typing import Any
 from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
     BATCHES,
+    SAMPLING,
     Given,
     add_opening,
     add_path,
@@ -146,8 +147,8 @@ def _pack_dataset(
         check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
         if options.seeds is not None:
             raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
-        for name in sorted({*BATCHES} & set(getattr(options, "given", ()))):
-            raise ValueError(f"--{name}: --add-layout packs the samples that are there; leave one out")
+        for name in sorted({*BATCHES, *SAMPLING} & set(getattr(options, "given", ()))):
+            raise ValueError(f"--{name.replace('_', '-')}: --add-layout packs the samples that are there; leave one out")
     elif os.path.lexists(target) and not options.overwrite:
         if not os.path.lexists(os.path.join(target, RECORD)):
             raise ValueError(f"{path} is there already, and is no pack")

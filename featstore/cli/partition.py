@@ -106,10 +106,11 @@ def _self_reliant(parts: SelfReliantParts) -> dict[str, Any]:
 def _train_nodes(graph: OutOfCoreGraph, name: str | None) -> torch.Tensor | None:
     if name is None:
         name = next((each for each in TRAIN if each in graph.node_data), None)
-        return None if name is None else graph.node_data[name]
-    if name not in graph.node_data:
+        if name is None:
+            return None
+    elif name not in graph.node_data:
         raise ValueError(f"--train: the dataset has no node data {name!r}; it has {listed(sorted(graph.node_data))}")
-    return graph.node_data[name]
+    return graph.node_data[name].bool() if name.endswith("mask") else graph.node_data[name]
 
 
 def _number(value: float) -> float | None:

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     except CorruptionError as error:
         print(f"featstore: {one_line(error)}{advice_on_damage(error)}", file=sys.stderr)
         return 1
-    except (FeatstoreError, OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+    except (FeatstoreError, OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError, EOFError) as error:
         if os.environ.get("FEATSTORE_TRACEBACK"):
             raise
         print(f"featstore: {one_line(error)}", file=sys.stderr)

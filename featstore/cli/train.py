@@ -17,6 +17,7 @@ from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
     BATCHES,
     BUILT_IN,
+    SAMPLING,
     Given,
     add_opening,
     add_path,
@@ -231,8 +232,7 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
     if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
         raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
     unused = [option for option in ("neighbor_cache", "neighbor_policy") if getattr(options, option) is not None]
-    sampling = {"sampler", "draws", "window", "batch_dependency", "importance_sampling", "layer_sizes", "layers", "weight"}
-    unused += sorted(sampling & set(getattr(options, "given", ())))
+    unused += sorted({*SAMPLING} & set(getattr(options, "given", ())))
     for option in unused:
         raise ValueError(f"--{option.replace('_', '-')} goes with a dataset: {name} is a pack, from which nothing is sampled")
     options.pack, options.strategy = name, "packed"

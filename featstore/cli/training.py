@@ -347,7 +347,7 @@ def _train_epoch(
     total, count = 0.0, 0
     n_batches = len(loader) if max_batches is None else min(max_batches, len(loader))
     bar = None if title is None else _bar(loader, title, n_batches)
-    for batch in loader if bar is None else bar:
+    for n_done, batch in enumerate(loader if bar is None else bar, 1):
         start = time.perf_counter()
         classes = class_ids(batch.y)
         if n_without := int((classes < 0).sum()):  # a pack may have been sampled from any nodes
@@ -364,7 +364,7 @@ def _train_epoch(
         count += len(batch.seeds)
         if bar is not None:
             bar.set_postfix(loss=f"{value:.3f}", refresh=False)
-        if (max_batches is not None and batch.index + 1 >= max_batches) or time.perf_counter() > deadline:
+        if (max_batches is not None and n_done >= max_batches) or time.perf_counter() > deadline:
             break
     if bar is not None:
         bar.close()

@@ -63,7 +63,8 @@ def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, 
     found = [ring, file_system(path, is_there), direct_io(path, is_there), of_memory, process.processors()]
     found += [process.descriptors(), space(path, is_there), shared_memory(), packages(), devices()]
     backend = "auto" if ring.status == "ok" else "pread"
-    budget = min(of_memory.values["memory"], of_memory.values["suggested"])
+    asked, suggested = of_memory.values["memory"], of_memory.values["suggested"]
+    budget = min(asked, suggested or asked)
     with contents.opened(path, budget, backend) as (of_contents, graph):
         found += [of_contents] if of_contents is not None else []
         found += [contents.rates(path, graph, backend)] if rates else []

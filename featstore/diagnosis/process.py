@@ -34,6 +34,8 @@ def memory(asked: int | str | None) -> Finding:
     is_group = limit is not None and limit - BESIDE_BYTES <= room
     whose = "the control group's limit" if is_group else "what is available"
     remedy = f"memory={format_size(room, down=True)!r} keeps within {whose}, beside an interpreter with torch"
+    if not room:
+        remedy = f"no memory= keeps within {whose} beside an interpreter with torch: there must be more"
     remedy += f"; {RAISE}" * is_group
     if budget > (most := total if limit is None else min(total, limit)):
         cause = f"the budget exceeds the {format_size(most)} that {'the control group allows' if is_group else 'the machine has'}"

@@ -137,7 +137,7 @@ class Adjacency:
 
     def neighbors(self, node: int, edge_pos: bool) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See :meth:`featstore.OutOfCoreGraph.neighbors`."""
-        check_flag("edge_pos", edge_pos)
+        self._check_edge_pos(edge_pos)
         index = self._node(node)
         part = self._graph.own_part
         if part is not None:
@@ -155,6 +155,11 @@ class Adjacency:
                 topology.check_found(positions, ids)
                 array[begin - first : begin - first + len(ids)] = ids
             return (found, self._edge_pos(topology, first, stop)) if edge_pos else found
+
+    def _check_edge_pos(self, edge_pos: bool) -> None:
+        part = self._graph.own_part
+        if check_flag("edge_pos", edge_pos) and part is not None and part.row_of is not None:
+            raise NotImplementedError(f"edge_pos=True: edge ids are in the dataset that {part} was exported from")
 
     def _node(self, node: Any) -> int:
         try:
@@ -186,7 +191,7 @@ class Adjacency:
 
     def edges(self, edge_pos: bool) -> Iterator[torch.Tensor] | Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """See :meth:`featstore.OutOfCoreGraph.edges`."""
-        check_flag("edge_pos", edge_pos)
+        self._check_edge_pos(edge_pos)
         topology = self.topology
         return self._edges_with_pos(topology) if edge_pos else (edges for _, edges in self._edge_blocks(topology))
 

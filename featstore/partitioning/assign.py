@@ -346,6 +346,8 @@ def _mask(train_idx: Given, n: int) -> Bytes:
         if len(bad):
             raise IndexError(f"train_idx: {piece[bad[0]]} at position {first + bad[0]} is not a node: the graph has {n}")
         is_train[piece.astype(np.int64)] = 1
+    if len(array) > is_train[:2].sum() == is_train.sum():
+        raise ValueError("train_idx: zeros and ones that repeat look like a mask: convert it to bool")
     return is_train
 
 

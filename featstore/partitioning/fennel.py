@@ -134,7 +134,10 @@ class Fennel(Partitioner):
 
 def _powers(bases: Float64s, exponent: float) -> Float64s:
     """Compute powers as the C library rounds them; NumPy's own loops may round differently for some lengths."""
-    return np.array([math.pow(each, exponent) for each in bases])
+    try:
+        return np.array([math.pow(each, exponent) for each in bases])
+    except OverflowError:
+        raise OptionError("gamma", f"{exponent + 1} is too much for so many parts and nodes: give less") from None
 
 
 def most_nodes(n_nodes: Int64s, width: int) -> Int64s:

@@ -19,7 +19,6 @@ __all__ = ["DistinctEdges", "EdgeTrace", "EdgeTraceWriter", "distinct_edges"]
 
 KIND = "edges"
 SECTIONS = 2  # a batch: its distinct edges, and the position of each edge of its blocks among them
-HOLDER = "edges of a batch"
 FINDING_BYTES = 48  # an edge, while the distinct edges of a batch are computed
 
 Ints = npt.NDArray[np.int32 | np.int64]
@@ -30,21 +29,17 @@ DistinctEdges: TypeAlias = tuple[Ints, npt.NDArray[np.int32]]
 
 
 def distinct_edges(blocks: tuple[Block, ...], n_edges: int, budget: Budget) -> DistinctEdges:
-    """Compute the distinct edges of a batch's blocks, of ``n_edges`` in all.
+    """Compute the distinct edges of a batch's blocks, of ``n_edges`` in all; ``budget`` counts the memory of the computation.
 
-    Several hops may draw the same edge; its row is needed once. ``budget`` counts the memory of the computation, and the arrays
-    as long as they live. After a BudgetError the call may be repeated.
+    Several hops may draw the same edge; its row is needed once. After a BudgetError the call may be repeated.
     """
-    with budget.reserve(HOLDER, FINDING_BYTES * sum(len(block.src) for block in blocks)):
+    with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in blocks)):
         numbers = edge_numbers(blocks, n_edges, whole=True)
         ids, places = np.unique(numbers, return_inverse=True)
         dtype = np.int32 if n_edges < 2**31 else np.int64
         if len(ids) == len(numbers):
-            found: DistinctEdges = numbers.astype(dtype), np.empty(0, np.int32)
-        else:
-            found = ids.astype(dtype), places.astype(np.int32)
-    budget.reserve(HOLDER, sum(array.nbytes for array in found), owner=found[0])
-    return found
+            return numbers.astype(dtype), np.empty(0, np.int32)
+        return ids.astype(dtype), places.astype(np.int32)
 
 
 class EdgeTraceWriter(SectionWriter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,8 @@ class LayerSampler(HopSampler):
         op: str = "sum",
         edges: bool = False,
     ) -> None:
+        if not isinstance(sizes, Iterable):
+            raise TypeError(f"sizes must be a sequence of integers, one a layer, such as [512, 256], not {sizes!r}")
         super().__init__(g, [check_integer("a layer's size", size) for size in sizes], seed, redraw=True, edges=edges)
         if not self._hop_sizes:
             raise ValueError("sizes is empty: give the number of nodes of each layer")

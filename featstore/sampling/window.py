@@ -195,6 +195,7 @@ class EpochWindow:
         self._kinds = [(kinds[key], np.array(each, np.int64)) for key, each in sampler.drawn_of_types.items()]
         places = itertools.product(range(self._depth), range(first, stop))
         self._keys = np.array([sampler.hop_key((epoch, seeds.number(position), hop)) for hop, position in places], np.uint64)
+        self._drawing = set[int]()  # threads that draw, by their idents
         self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone
@@ -222,6 +223,11 @@ class EpochWindow:
         """Bytes in run files."""
         return self._targets.spilled_bytes + self._drawn.spilled_bytes
 
+    @property
+    def is_drawn_here(self) -> bool:
+        """Whether the calling thread draws the window, and so cannot wait for its end."""
+        return threading.get_ident() in self._drawing
+
     def stop_drawing(self) -> None:
         """Let :meth:`draw` end early, with ClosedError."""
         self._closed = True
@@ -247,6 +253,7 @@ class EpochWindow:
 
     def draw(self) -> None:
         """Draw all hops of all batches; after an error, such as run files that do not fit the disk, the window is of no use."""
+        self._drawing.add(threading.get_ident())
         for hop in range(self._depth):
             self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # From here on the targets' logs are read; the arrays that sort them are not held while batches are numbered.
@@ -278,6 +285,7 @@ class EpochWindow:
         failed = threading.Event()
 
         def run(worker: int) -> None:
+            self._drawing.add(threading.get_ident())
             while not (failed.is_set() or short):
                 with lock:
                     number = coming.take(worker)

@@ -189,12 +189,12 @@ class Coming:
         return None
 
     def keep(self, n_bytes: int) -> None:
-        """Drop the window if it takes more than ``n_bytes`` of memory."""
+        """Drop the window if it takes more than ``n_bytes`` of memory, unless a thread that draws it calls."""
         if os.getpid() != self._pid:  # the parent's, whose thread draws it
             return
         with self._lock:
             held = self._held
-            if held is None or held[1].plan.n_bytes <= n_bytes:
+            if held is None or held[1].plan.n_bytes <= n_bytes or held[1].window.is_drawn_here:
                 return
             self._held = None
         held[1].close()

@@ -77,8 +77,8 @@ class Superbatch(Strategy):
         otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
-        loaded (``"1.5x"``). None: half of the free disk. ``length="auto"`` rests on estimates: if a superbatch takes more than a
-        small disk, the epoch ends with OSError (ENOSPC); give a larger disk or a smaller length.
+        loaded (``"1.5x"``). None: no limit; ``length="auto"`` is chosen for half of the free disk. It rests on estimates: if a
+        superbatch takes more than a small disk, the epoch ends with OSError (ENOSPC); give a larger disk or a smaller length.
     run_dir : path-like or None
         Directory for run files. They lie in a subdirectory that is removed afterwards, or by the next run after a crash. None:
         ``<dataset>.runs`` beside the dataset, or the temporary directory if nothing can be written there.

@@ -291,6 +291,8 @@ def test_bench(tmp_path, capsys):
         (["create", "", "--indptr", "{tmp}/x.npy", "--indices", "{tmp}/x.npy"], "an empty path"),
         (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
+        (["train", "{small}", "--device", "meta"], "meta"),
+        (["partition", "{small}", "--array", "{tmp}/empty.npy"], "No data left in file"),
         (["create", "{tmp}/g"], "give either --indptr and --indices"),
         (["create", "{tmp}/g", "--indptr", "{tmp}/x.npy"], "give either --indptr and --indices"),
         (["create", "{tmp}/g", "--edge-index", "{tmp}/x.npy"], "--num-nodes"),
@@ -301,6 +303,7 @@ def test_bench(tmp_path, capsys):
 def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     names = {"tmp": tmp_path, "small": small.path}
     np.save(tmp_path / "edges.npy", np.zeros((2, 1), np.int64))
+    (tmp_path / "empty.npy").touch()
     assert main([text.format(**names) for text in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -59,6 +59,8 @@ def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         if options[0] == "packed":
             assert found["stats"]["hits"]["base"] == 0
         assert found["stats"]["rows"] == fresh["stats"]["rows"]  # the loader's own batches, in another order
+    few = run(capsys, "train", data, "--strategy", "packed", "--pack", pack, *training, "--max-batches", 3)
+    assert len(few["losses"]) == 6, "three of each epoch, whatever their numbers in the pack"
     assert main(["pack", str(data), str(pack), "--overwrite", *FANOUTS, "--batch-size", "300"]) == 0
     assert "featstore train" in capsys.readouterr().out
     with featstore.Pack(pack) as again:
@@ -87,6 +89,7 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     adding = ["pack", data, pack, "--add-layout", "--cache", "0.4"]
     for wrong in (["--fanouts", "4,4"], ["--batch-size", 10], ["--epochs", 2], ["--seed", 1], ["--seeds", "train_idx"]):
         assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
+    assert "--sampler: --add-layout packs the samples that are there" in fails(capsys, *adding, "--sampler", "labor")
     assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
     assert "feature: the dataset has no 'nope'; it has 'x'" in fails(capsys, *packed, "--feature", "nope")
     assert "it takes a planned policy such as 'belady' or a static policy" in fails(capsys, *packed, "--policy", "lru")

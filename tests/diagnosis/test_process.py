@@ -155,3 +155,11 @@ def test_few_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (found.status, found.text) == ("warning", "512 at most")
     assert found.remedy.startswith("ulimit -n ")
+
+
+def test_a_group_that_holds_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice that nobody could follow would be memory='0 B'."""
+    monkeypatch.setattr(process, "memory_limit", lambda: 256 << 20)
+    found = process.memory("64MiB")
+    assert found.values["suggested"] == 0
+    assert found.remedy.startswith("no memory= keeps within the control group's limit beside an interpreter")

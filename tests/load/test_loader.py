@@ -420,7 +420,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"seeds": [0.5]}, TypeError, "integers"),
         *(
             ({"seeds": featstore.RandomBatches([1, 2, 3], 2), "batch_size": None, name: value}, ValueError, f"{name} goes with")
-            for name, value in (("drop_last", True), ("shuffle", False), ("seed", 1))
+            for name, value in (("drop_last", True), ("shuffle", False))
         ),
         ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
         ({"seeds": [1, 0, 1]}, ValueError, "seeds of 0 and 1 alone look like a mask: 1 is at positions 0 and 2"),

@@ -106,6 +106,9 @@ def test_others_are_refused_by_name(part: Any, made: SimpleNamespace, tmp_path: 
     refuses(IndexError, f"seed {near} at position 0 is 1 hops from", lambda: sampler.sample(torch.tensor([near])))
     refuses(IndexError, f"seed {alien} at position 0 is not in part 1", lambda: sampler.sample(torch.tensor([alien])))
     refuses(NotImplementedError, "edge ids are in the dataset", lambda: featstore.NeighborSampler(part, [2], edges=True))
+    own = int(part.own_part.train_nodes[0])
+    refuses(NotImplementedError, "edge ids are in the dataset", lambda: part.neighbors(own, edge_pos=True))
+    refuses(NotImplementedError, "edge ids are in the dataset", lambda: next(iter(part.edges(edge_pos=True))))
     for call in (
         lambda: part.aggregate("x", progress=False),
         lambda: part.part(0),

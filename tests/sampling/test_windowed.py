@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -347,6 +348,29 @@ def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(sm
                 assert g.memory_report().get("epoch samples", 0) < held // 2
             loader.set_epoch(0)
             assert all(torch.equal(one, batch.input_ids) for one, batch in zip(first, loader, strict=True))
+
+
+def test_a_thread_that_draws_ahead_does_not_wait_for_itself(
+    small: SimpleNamespace, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may ask any thread to take a loan back, also that which draws what is lent."""
+    aim, asked = EpochWindow._aim, list[bool]()
+
+    def short(self: EpochWindow, hop: int, worker: int, index: int) -> None:
+        if self._epoch == 1 and not asked:
+            asked.append(self.is_drawn_here)
+            with contextlib.suppress(featstore.BudgetError):
+                self._graph.budget.reserve("more than there is", 1 << 40)
+        aim(self, hop, worker, index)
+
+    monkeypatch.setattr(EpochWindow, "_aim", short)
+    with featstore.open(small.path, memory="64MiB") as g:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, seed=2) as loader:
+            for _ in loader:
+                pass
+            assert seen.done[1].wait(30)
+            assert asked == [True]
+            assert sum(1 for _ in loader) == len(loader)
 
 
 def test_what_is_left_of_an_epoch_says_nothing_of_the_next(small: SimpleNamespace, seen: Seen) -> None:
