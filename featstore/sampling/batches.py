@@ -397,7 +397,6 @@ def as_batches(
         raise TypeError(f"seeds must be an array of ids, a boolean mask or batches, not a {type(seeds).__name__}")
     if batch_size is not None:
         raise ValueError("batch_size goes with ids: the batches that are given as seeds have their own")
-    for name, default_ in (("shuffle", True), ("drop_last", False)):
-        if options.get(name, default_) != default_:
-            raise ValueError(f"{name} goes with ids: batches that are given as seeds say themselves which they are")
+    if options.get("drop_last"):
+        raise ValueError("drop_last goes with ids: batches that are given as seeds say themselves which they are")
     return seeds
