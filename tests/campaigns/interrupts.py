@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import os
 import random
 import signal
@@ -100,10 +101,15 @@ class Struck:
                 self.slowest_s = max(self.slowest_s, ended_s - struck_s)
                 if ended_s - struck_s > LATEST_S:
                     raise BadStateError(f"{where}: KeyboardInterrupt came after {ended_s - struck_s:.2f} s")
-        self.ready.is_new_after(error, where, may_leave=struck_s is not None)
-        opener = "" if error is None else innermost(error)
-        if error is not None:  # its frames hold what was open
+        opener, trace = "", ""
+        if error is not None:  # its frames hold what was open: a handle not closed keeps its files from a sweep
+            opener, trace = innermost(error), "".join(traceback.format_exception(error))
             error.__traceback__ = error.__context__ = error.__cause__ = None
+            gc.collect()
+        try:
+            self.ready.is_new_after(error, where, may_leave=struck_s is not None)
+        except BadStateError as bad:
+            raise BadStateError(f"{bad}\n{trace}") from bad
         found = descriptors(self._before, 1.0)
         numbers = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
         more = {each for each in found if each.partition(":")[0] not in numbers}
