@@ -23,7 +23,15 @@ from featstore.lazy import lazy
 from featstore.sampling.batch import Block, CheckedSampler, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch, edge_starts
-from featstore.sampling.typed import Fanouts, ListsOfType, fanouts_of_types, lists_of_type, most_drawn, nodes_of_types
+from featstore.sampling.typed import (
+    Fanouts,
+    ListsOfType,
+    fanouts_of_types,
+    lists_of_type,
+    most_drawn,
+    nodes_of_types,
+    number_owners,
+)
 from featstore.topology.base import Topology
 from featstore.topology.partlists import NearbyLists
 from featstore.topology.types import ONE_EDGE, Types
@@ -276,8 +284,7 @@ class HopSampler(CheckedSampler):
             lists = lists_of_type(scratch, self.topology, types.edges[key], ends, self._g.pool, edges=self.edges)
             hops.expand_lists(lists.lists, lists.place, lists.degree)
             block = self._expand(scratch, lists, fanouts[at[2]], at)
-            dst = block.dst.numpy()
-            dst[:] = lists.at[dst]
+            number_owners(block.dst.numpy(), lists.at, self._g.pool)
             blocks.append(block)
         return [replace(block, n_src=hops.n_nodes, n_dst=n_dst) for block in blocks]
 

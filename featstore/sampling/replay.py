@@ -14,7 +14,7 @@ from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
-from featstore.sampling.typed import HopLists, JoinedLists, lists_of_type
+from featstore.sampling.typed import HopLists, JoinedLists, lists_of_type, number_owners
 
 __all__ = ["Replay", "has_places"]
 
@@ -97,7 +97,7 @@ class Replay:
                 assert isinstance(sampler, NeighborSampler)
                 own = dst[first:end]
                 numbers = sampler.draw_type_again(scratch, found[number], fanouts[hop], own, (self._epoch, self._index, hop))
-                own.numpy()[:] = found[number].at[own.numpy()]
+                number_owners(own.numpy(), found[number].at, sampler.graph.pool)
             blocks.append(Block(src[first:end], dst[first:end], scratch.hops.n_nodes, n_dst, numbers))
             first = end
         return blocks

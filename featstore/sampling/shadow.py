@@ -15,7 +15,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
-from featstore.sampling.typed import ListsOfType, lists_of_type, nodes_of_types
+from featstore.sampling.typed import ListsOfType, lists_of_type, nodes_of_types, number_owners
 from featstore.sampling.wholelists import Pieces
 from featstore.topology.types import EdgeKey
 
@@ -140,8 +140,7 @@ class ShadowSampler(NeighborSampler):
             lists = lists_of_type(scratch, self.topology, kind, at, self._g.pool, edges=self.edges)
             scratch.hops.expand_lists(lists.lists, lists.place, lists.degree)
             block = self._induced(scratch, lists)
-            dst = block.dst.numpy()
-            dst[:] = lists.at[dst]
+            number_owners(block.dst.numpy(), lists.at, self._g.pool)
             blocks.append(block)
         return blocks
 

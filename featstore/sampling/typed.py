@@ -24,6 +24,7 @@ __all__ = [
     "lists_of_type",
     "most_drawn",
     "nodes_of_types",
+    "number_owners",
 ]
 
 Fanouts = dict[EdgeKey, tuple[int, ...]]
@@ -102,27 +103,36 @@ class ListsOfType:
 def nodes_of_types(types: Types, nodes: Int64s, first: int) -> dict[str, Int64s]:
     """Find the numbers of the nodes of each type in a batch, from number ``first`` on; ``nodes`` are the ids of all."""
     found = by_type(nodes[first:], types.nodes.values())
-    return {kind: at + first for kind, at in zip(types.nodes, found, strict=True)}
+    for at in found:
+        at += first
+    return dict(zip(types.nodes, found, strict=True))
 
 
 def lists_of_type(
     scratch: Scratch, topology: Topology, kind: EdgeType, at: Int64s, pool: BufferPool, *, edges: bool
 ) -> ListsOfType:
     """Look up the lists of nodes number ``at`` of a batch, which are of the type at which ``kind`` ends."""
-    nodes = scratch.nodes[at]
-    cache, lists, offsets = scratch.cache, kind.lists_of(scratch.ids_of(nodes, pool)), scratch.offsets_of(nodes, pool)
-    place, degree = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
+    nodes, place, degree, starts = (pool.array((n,), np.int64) for n in (len(at), len(at), len(at), len(at) if edges else 0))
+    np.take(scratch.nodes, at, out=nodes, mode="clip")  # "raise" would take through another array
+    cache, ids, offsets = scratch.cache, scratch.ids_of(nodes, pool), scratch.offsets_of(nodes, pool)
+    lists = kind.lists_of(ids, out=ids)
     if cache is None:
         topology.offsets(lists, place, degree)
         np.invert(place, out=place)
     else:
         cache.locate(lists, place, degree)
-    starts = np.empty(len(at) if edges else 0, np.int64)
-    if edges and len(at):
+    if len(starts):
         edge_starts(topology, cache, lists, place, starts, degree)
     if offsets is not None:  # a list draws anew in each subgraph
-        lists = lists + offsets // scratch.num_nodes * topology.num_lists
+        np.floor_divide(offsets, scratch.num_nodes, out=nodes)
+        nodes *= topology.num_lists
+        lists += nodes
     return ListsOfType(len(at), starts, at, lists, place, degree, offsets)
+
+
+def number_owners(places: Int64s, owners: Int64s, pool: BufferPool) -> None:
+    """Replace the numbers of lists in ``places`` by the numbers of their nodes, ``owners``."""
+    places[:] = np.take(owners, places, out=pool.array(places.shape, np.int64), mode="clip")
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ class EdgeType:
     def n_lists(self) -> int:
         return self.dst.n
 
-    def lists_of(self, nodes: Int64s) -> Int64s:
+    def lists_of(self, nodes: Int64s, out: Int64s | None = None) -> Int64s:
         """Compute the numbers of the lists of nodes, which are given by their ids and are of the destination's type."""
-        return nodes + (self.first_list - self.dst.first)
+        return np.add(nodes, self.first_list - self.dst.first, out=out)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import featstore
 from featstore.load.heterobatch import TypedNodes
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.neighbor import NeighborSampler
@@ -88,3 +90,19 @@ def test_types_that_cross_32_bits_together_alone(tmp_path: Path) -> None:
         file = writer.finish_samples()
         assert all(map(torch.equal, file.batch(0, g.pool).tensors, batch.tensors))
         file.remove()
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_what_a_batch_takes_is_of_the_pool(tmp_path: Path, disjoint: bool) -> None:
+    draws = np.random.default_rng(0)
+    edges = {CITES: draws.integers(0, 60_000, (2, 600_000)), EMPLOYS: np.zeros((2, 0), np.int64)}
+    counts = {"paper": 60_000, "author": 1, "institution": 1}
+    with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, counts, memory="256MiB", progress=False) as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], edges=True, disjoint=disjoint)
+        seeds = np.arange(0, 60_000, 6 if disjoint else 2)
+        tracemalloc.start()
+        batch = sampler.sample(seeds)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(batch.input_ids) > 50_000
+        assert peak < 12 * len(batch.input_ids), "positions by type are 9 bytes a node; all else counts in the budget"
