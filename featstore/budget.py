@@ -123,7 +123,7 @@ class _TakingBack(threading.local):
 
     now = False  # it takes one back
     spared: float = math.inf  # loans of this cost and dearer
-    reading = False  # loans that wait for threads that read
+    awaited = False  # loans that may wait for this thread
 
     @contextlib.contextmanager
     def leaving_out(self, **of: Any) -> Iterator[None]:
@@ -278,7 +278,7 @@ class Budget:
         now, and takes no lock, as the ledger holds its own. ``give_back(n_bytes)`` releases at least ``n_bytes`` if it can, or
         fewer, and returns the number of released bytes. Any thread that reserves may call it. Loans are taken back in ascending
         order of ``cost``. ``of`` is the reservation of the bytes, a mapping of reservations that are lent whole and together, or
-        the holder's name of several reservations. ``waits``: giving back may wait for threads that read, see :meth:`reading`.
+        the holder's name of several reservations. ``waits``: giving back may wait for other threads, see :meth:`awaited`.
         """
         loan = Loan(self, cost, size, give_back, of, waits)
         with self._lock:
@@ -312,7 +312,7 @@ class Budget:
             for loan in self._loans:
                 if freed >= n_bytes or loan.cost >= self._taking_back.spared:
                     break
-                if loan.n_bytes and not (loan.waits and self._taking_back.reading):
+                if loan.n_bytes and not (loan.waits and self._taking_back.awaited):
                     freed += loan.give_back(n_bytes - freed)
         finally:
             self._taking_back.now = False
@@ -322,9 +322,12 @@ class Budget:
         """Spare loans of at least ``cost`` in reservations of this thread, which fail instead; for callers that can wait."""
         return self._taking_back.leaving_out(spared=cost)
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Leave out loans whose giving back waits for threads that read, as this thread has what they read with."""
-        return self._taking_back.leaving_out(reading=True)
+    def awaited(self) -> contextlib.AbstractContextManager[None]:
+        """Leave out loans whose giving back waits for other threads, as they may wait for this one.
+
+        Such a thread has what others read with, or draws what is itself on loan.
+        """
+        return self._taking_back.leaving_out(awaited=True)
 
     def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans if necessary; BudgetError names all holders.

@@ -7,6 +7,7 @@ type of edges each node has one list, and its number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import threading
@@ -157,7 +158,8 @@ class EpochWindow:
 
     ``sampler`` gives fan-outs, keys and the memory of batches; ``seeds`` the seeds and numbers. The caller has reserved
     ``n_bytes``, :func:`least_bytes` at the least. ``n_workers`` threads draw, or fewer if the memory does not suffice.
-    ``path()`` names run files for logs that do not fit. ``access`` is that of :class:`~featstore.EpochSampler`.
+    ``path()`` names run files for logs that do not fit. ``access`` is that of :class:`~featstore.EpochSampler`. What is drawn
+    ``ahead`` may be dropped by any thread that lacks memory, which then waits for the threads that draw: these wait for no other.
     """
 
     def __init__(
@@ -174,7 +176,9 @@ class EpochWindow:
         path: Callable[[], str],
         disk: DiskQuota,
         access: str = "auto",
+        ahead: bool = False,
     ) -> None:
+        self.ahead = ahead
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
         self._topology = graph.topology  # kept, since graph.topology takes the graph's lock
@@ -191,11 +195,11 @@ class EpochWindow:
         self._targets = logs(shape.n_ranges, n_bytes=self._n_workers * shape.targets_bytes)
         self._drawn = logs(shape.n_logs, n_bytes=self._n_workers * shape.drawn_bytes)
         self._depth = len(fanouts)
+        self._loans = graph.budget.awaited if ahead else contextlib.nullcontext
         kinds = graph.types.edges
         self._kinds = [(kinds[key], np.array(each, np.int64)) for key, each in sampler.drawn_of_types.items()]
         places = itertools.product(range(self._depth), range(first, stop))
         self._keys = np.array([sampler.hop_key((epoch, seeds.number(position), hop)) for hop, position in places], np.uint64)
-        self._drawing = set[int]()  # threads that draw, by their idents
         self._waited_s = [0.0] * self._n_workers  # seconds of waiting for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone
@@ -223,11 +227,6 @@ class EpochWindow:
         """Bytes in run files."""
         return self._targets.spilled_bytes + self._drawn.spilled_bytes
 
-    @property
-    def is_drawn_here(self) -> bool:
-        """Whether the calling thread draws the window, and so cannot wait for its end."""
-        return threading.get_ident() in self._drawing
-
     def stop_drawing(self) -> None:
         """Let :meth:`draw` end early, with ClosedError."""
         self._closed = True
@@ -253,15 +252,15 @@ class EpochWindow:
 
     def draw(self) -> None:
         """Draw all hops of all batches; after an error, such as run files that do not fit the disk, the window is of no use."""
-        self._drawing.add(threading.get_ident())
-        for hop in range(self._depth):
-            self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
-            # From here on the targets' logs are read; the arrays that sort them are not held while batches are numbered.
-            workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
-            groups, files = self._groups()
-            self._in_parallel(files, partial(self._draw, workers, hop, groups), again=False)
-            del workers
-            self._targets.clear()
+        with self._loans():
+            for hop in range(self._depth):
+                self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
+                # From here on the targets' logs are read; the arrays that sort them are not held while batches are numbered.
+                workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
+                groups, files = self._groups()
+                self._in_parallel(files, partial(self._draw, workers, hop, groups), again=False)
+                del workers
+                self._targets.clear()
 
     def sample(self, position: int) -> SampledBatch:
         """Make a batch from the logs; any number of threads may call it."""
@@ -285,7 +284,6 @@ class EpochWindow:
         failed = threading.Event()
 
         def run(worker: int) -> None:
-            self._drawing.add(threading.get_ident())
             while not (failed.is_set() or short):
                 with lock:
                     number = coming.take(worker)
@@ -306,8 +304,13 @@ class EpochWindow:
         if self._n_workers == 1:
             run(0)
             return
+
+        def run_in_thread(worker: int) -> None:
+            with self._loans():
+                run(worker)
+
         with ThreadPoolExecutor(self._n_workers, thread_name_prefix="featstore-draw") as workers:
-            for future in [workers.submit(run, worker) for worker in range(self._n_workers)]:
+            for future in [workers.submit(run_in_thread, worker) for worker in range(self._n_workers)]:
                 future.result()
         for number in itertools.chain(short, iter(partial(coming.take, 0), None)):
             self._check()

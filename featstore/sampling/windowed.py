@@ -124,7 +124,9 @@ class _Plan:
 class _Open:
     """A window that is drawn, or being drawn, by its own thread; :meth:`close` removes its run files."""
 
-    def __init__(self, sampler: Drawer, seeds: Seeds, epoch: int, first: int, stop: int, plan: _Plan) -> None:
+    def __init__(
+        self, sampler: Drawer, seeds: Seeds, epoch: int, first: int, stop: int, plan: _Plan, *, ahead: bool = False
+    ) -> None:
         self.plan, self.n_users = plan, 0
         self.left = set(range(first, stop))  # batches not taken yet
         self._sampler, self._runs = sampler, list[RunDirectory]()
@@ -142,6 +144,7 @@ class _Open:
             path=self._path,
             disk=DiskQuota(disk, "what is sampled ahead"),
             access=sampler.access,
+            ahead=ahead,
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")
         self.drawing: Future[None] = thread.submit(self.window.draw)
@@ -175,7 +178,7 @@ class Coming:
         """Start drawing the first window of ``epoch``, unless a window is held already."""
         with self._lock:
             if self._held is None:
-                self._held = epoch, _Open(sampler, self._seeds_of(epoch), epoch, 0, min(stop, plan.size), plan)
+                self._held = epoch, _Open(sampler, self._seeds_of(epoch), epoch, 0, min(stop, plan.size), plan, ahead=True)
 
     def take(self, epoch: int, start: int) -> _Open | None:
         """Take the window if it begins at batch ``start`` of ``epoch``; drop any other window, and return None."""
@@ -189,12 +192,12 @@ class Coming:
         return None
 
     def keep(self, n_bytes: int) -> None:
-        """Drop the window if it takes more than ``n_bytes`` of memory, unless a thread that draws it calls."""
+        """Drop the window if it takes more than ``n_bytes`` of memory; no thread that draws one ahead may call."""
         if os.getpid() != self._pid:  # the parent's, whose thread draws it
             return
         with self._lock:
             held = self._held
-            if held is None or held[1].plan.n_bytes <= n_bytes or held[1].window.is_drawn_here:
+            if held is None or held[1].plan.n_bytes <= n_bytes:
                 return
             self._held = None
         held[1].close()
@@ -269,7 +272,7 @@ class Turns:
                         self._look_ahead()
                         found.n_users += 1
                         return found
-                    was_awaited = found.window.is_urgent
+                    was_awaited = found.window.is_urgent and not found.window.ahead  # which could not take all memory back
                     self._drop(found)
                     self._next = found.window.first
                     self._changed.notify_all()

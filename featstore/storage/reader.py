@@ -119,7 +119,7 @@ class Reader:
 
     def _make(self, backend: str, n_rows: int = 0) -> Engine:
         """Make a queue, with scratch to sort ``n_rows``."""
-        with self.budget.reading(), self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows).kept() as reservation:
+        with self.budget.awaited(), self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows).kept() as reservation:
             return self._make_in(reservation, backend, n_rows)
 
     def _make_in(self, reservation: Reservation, backend: str, n_rows: int) -> Engine:
@@ -273,7 +273,7 @@ class Reader:
         reservation = self._held[id(engine)].reservation
         while 16 * n_rows + engine.arena_bytes > engine.nbytes:
             try:
-                with self.budget.reading():
+                with self.budget.awaited():
                     reservation.resize(engine.arena_bytes + 16 * n_rows)
                 engine.set_scratch(n_rows)
                 return

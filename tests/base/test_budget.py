@@ -261,7 +261,7 @@ def test_threads_that_read_do_not_wait_for_those_that_wait_for_them() -> None:
     waiting, other = AllOnLoan(budget, "waiting", cost=0, waits=True), AllOnLoan(budget, "other", cost=1)
     waiting.held.resize(60)
     other.held.resize(40)
-    with budget.reading():
+    with budget.awaited():
         budget.reserve("reads", 40)
         with pytest.raises(BudgetError, match="reads needs"):
             budget.reserve("reads", 1)

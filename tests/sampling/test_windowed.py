@@ -350,27 +350,52 @@ def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(sm
             assert all(torch.equal(one, batch.input_ids) for one, batch in zip(first, loader, strict=True))
 
 
-def test_a_thread_that_draws_ahead_does_not_wait_for_itself(
-    small: SimpleNamespace, seen: Seen, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_that_draw_ahead_wait_neither_for_themselves_nor_for_each_other(
+    small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    """The ledger may ask any thread to take a loan back, also that which draws what is lent."""
-    aim, asked = EpochWindow._aim, list[bool]()
+    """The ledger may ask any thread to take a loan back, also one that draws what is lent."""
+    aim, met, asked = EpochWindow._aim, threading.Barrier(2), list[int]()
 
     def short(self: EpochWindow, hop: int, worker: int, index: int) -> None:
-        if self._epoch == 1 and not asked:
-            asked.append(self.is_drawn_here)
+        if self._epoch == 1 and index == hop == 0:
+            met.wait(30)  # two loaders' windows are drawn ahead
             with contextlib.suppress(featstore.BudgetError):
                 self._graph.budget.reserve("more than there is", 1 << 40)
+            asked.append(index)
+            met.wait(30)
         aim(self, hop, worker, index)
 
     monkeypatch.setattr(EpochWindow, "_aim", short)
-    with featstore.open(small.path, memory="64MiB") as g:
-        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, seed=2) as loader:
+    with featstore.open(small.path, memory="64MiB", threads=threads) as g, contextlib.ExitStack() as stack:
+        samplers = [EpochSampler(g, [4, 3], seed=seed, window=WHOLE) for seed in (7, 8)]
+        loaders = [stack.enter_context(featstore.Loader(g, each, small.train_idx, 30, seed=2)) for each in samplers]
+        for loader in loaders:
             for _ in loader:
                 pass
-            assert seen.done[1].wait(30)
-            assert asked == [True]
+        for loader in loaders:
             assert sum(1 for _ in loader) == len(loader)
+        assert asked == [0, 0]
+
+
+def test_a_window_that_lacked_the_memory_of_others_ahead_of_time_takes_it(
+    small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for no other thread has less memory; the loop waits for the window when it fails."""
+    draw, epochs = EpochWindow.draw, list[int]()
+
+    def late(self: EpochWindow) -> None:
+        epochs.append(self._epoch)
+        if self.ahead:
+            self._is_urgent.wait(30)
+            raise BudgetError("others lend it")
+        draw(self)
+
+    monkeypatch.setattr(EpochWindow, "draw", late)
+    with featstore.open(small.path, memory="64MiB") as g:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7, window=WHOLE), small.train_idx, 30, seed=2) as loader:
+            assert sum(1 for _ in loader) == sum(1 for _ in loader) == len(loader)
+    assert epochs[:3] == [0, 1, 1]
 
 
 def test_what_is_left_of_an_epoch_says_nothing_of_the_next(small: SimpleNamespace, seen: Seen) -> None:
