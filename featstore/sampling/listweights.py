@@ -272,15 +272,13 @@ class ListWeights:
 
 
 def _of_type(g: OutOfCoreGraph, name: str, kind: EdgeType) -> _OfType:
-    """Find the feature of a type of edges, and check its dtype and shape."""
+    """Find the feature of a type of edges, and check its shape."""
     of = qualified(edge_name(kind.key), name)
     if of not in g.edge_features:
         others = any(each.endswith(f"/{name}") for each in g.edge_features)  # which are of several types
         advice = f"; each type in fanouts needs one: leave {kind.key} out, or give it weights of 1" if others else ""
         raise KeyError(f"weight: the graph has no edge feature {of!r}; there is {listed(g.edge_features)}{advice}")
     store = g.edge_features[of]
-    if not store.dtype.is_floating_point or store.dtype.itemsize < 2:
-        raise TypeError(f"weight: edge feature {of!r} is of {store.dtype}; weights are float16, bfloat16, float32 or float64")
     if len(store.shape) > 2 or store.shape[1:].numel() != 1:
         raise ValueError(f"weight: edge feature {of!r} has the shape {list(store.shape)}; a weight is one number an edge")
     return _OfType(kind, store)

@@ -48,14 +48,14 @@ class NeighborSampler(FanoutSampler):
         reach is in the batch several times. The batch says which subgraph each node is of (``batch.batch``). Lists and rows are
         read once a batch.
     weight : str, optional
-        An edge feature of one float an edge, shape ``(num_edges,)`` or ``(num_edges, 1)``, by which neighbours are drawn. In a
+        An edge feature of one number an edge, shape ``(num_edges,)`` or ``(num_edges, 1)``, by which neighbours are drawn. In a
         graph of several types: a feature of this name of each type of edges that is drawn from.
 
     Raises
     ------
     ValueError, TypeError
         No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range; ``edges`` or ``disjoint`` is no bool. A weight
-        is negative, infinite or NaN, and the error names its edge; the feature is not of one float an edge.
+        is negative, infinite or NaN, and the error names its edge; the feature is not of one number an edge.
     KeyError
         There is no such edge feature.
 

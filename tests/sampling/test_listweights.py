@@ -39,8 +39,8 @@ class Arrays:
 
     def create(self, path: Path, **options: Any) -> Path:
         features = {"w": self.weights, "column": self.weights[:, None], "wide": self.weights.astype(np.float64)}
-        features |= {"half": np.round(self.weights).clip(0, 1000).astype(np.float16), "two": np.stack([self.weights] * 2, 1)}
-        features |= {"count": np.ones(len(self.weights), np.int64)}
+        whole = np.nan_to_num(np.round(self.weights)).clip(0, 1000)
+        features |= {"half": whole.astype(np.float16), "count": whole.astype(np.int64), "two": np.stack([self.weights] * 2, 1)}
         x = np.random.default_rng(1).standard_normal((self.n, 4)).astype(np.float32)
         featstore.OutOfCoreGraph.from_edge_index(
             path, self.edges, self.n, features={"x": x}, edge_features=features, progress=False, **options
@@ -156,6 +156,11 @@ def test_shapes_and_dtypes_of_a_weight(small_weighted: featstore.OutOfCoreGraph)
     expected = NeighborSampler(g, [5, 5], weight="w").sample(seeds)
     for name in ("column", "wide"):
         assert same(NeighborSampler(g, [5, 5], weight=name).sample(seeds), expected)
+    half, count = (NeighborSampler(g, [5, 5], weight=name) for name in ("half", "count"))
+    expected = half.sample(seeds)
+    assert same(count.sample(seeds), expected)
+    not_in_memory(count)
+    assert same(count.sample(seeds), expected)
     half = NeighborSampler(g, [-1], edges=True, weight="half")
     for in_memory in (True, False):
         if not in_memory:
@@ -212,7 +217,6 @@ def test_positive_weights_on_the_drive_are_not_needed_for_whole_lists(tmp_path: 
 def test_what_is_no_weight_is_refused(small_weighted: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
     for name, kind, message in (
         ("v", KeyError, "no edge feature 'v'; there is 'column', 'count'"),
-        ("count", TypeError, "'count' is of torch.int64; weights are float16"),
         ("two", ValueError, "'two' has the shape \\[12000, 2\\]"),
         (3, TypeError, "weight is the name of an edge feature, not 3"),
     ):

@@ -13,7 +13,7 @@
  * fs_absorb(key, x) is output number x of the SplitMix64 generator whose state is key: a bijection in either argument. Keys are
  * chained: seed, epoch, batch, hop, node, draw. */
 
-#define FS_GOLDEN 0x9E3779B97F4A7C15ull
+#define FS_GOLDEN ((uint64_t)0x9E3779B97F4A7C15)
 
 FS_INLINE uint64_t fs_mix(uint64_t z)
 {
