@@ -9,6 +9,7 @@ number of times. If a quarter of all blocks would lie in patches, the file is wr
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -78,6 +79,9 @@ def given_rows(
     of its file with which it begins. Takes :data:`_ID_BYTES` an id. TypeError or ValueError for wrong rows.
     """
     values: Any = rows
+    if isinstance(rows, (str, bytes, os.PathLike, Iterator)):
+        advice = "update some ids after the others" if isinstance(rows, Iterator) else "give np.load(path, mmap_mode='r')"
+        raise TypeError(f"rows of {what} are an array or a tensor, not a {type(rows).__name__}: {advice}")
     if isinstance(rows, (list, tuple, int, float)):
         values = _cast(what, rows, dtype)
     elif not isinstance(rows, torch.Tensor):

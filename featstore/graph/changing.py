@@ -391,7 +391,14 @@ class ChangingDataset(OpenDataset):
         removed when nobody has the dataset open any more. What several types of nodes share stays until all are removed.
         """
         place = self._place_to_change("remove_feature()", type)
-        self._store(place, name)  # a KeyError lists the existing names
+        try:
+            self._store(place, name)  # a KeyError lists the existing names
+        except KeyError:
+            if type is None and name in self.edge_features:
+                raise KeyError(f"{name!r} is a feature of edges: give type={ONE_EDGE}") from None
+            if place.label + name in self.node_data:
+                raise KeyError(f"{name!r} is node data: remove_data() removes it") from None
+            raise
         self._check_replaceable(place, name)
         catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
         of = place.prefix.partition("/")[2]

@@ -64,11 +64,12 @@ class Lists:
 
         The context also gets the text on the lists.
         """
-        graph, batches = context.graph, context.batches
+        graph, batches, text = context.graph, context.batches, self.text
         if isinstance(graph, OutOfCoreGraph) and isinstance(batches, Drawn):
             cache = graph.neighbor_cache
-            batches = batches.alone() if cache is not None and cache.whole else batches
-        return replace(context, batches=batches, lists=self.text)
+            if cache is not None and cache.whole:  # also one of the user's
+                batches, text = batches.alone(), ALL_IN_MEMORY
+        return replace(context, batches=batches, lists=text)
 
     def at_once(self, context: Context, run_dir: str | None) -> Context | None:
         """Draw batches many at once instead, in passes over the lists, which then take no memory; None if that is no choice.

@@ -108,6 +108,10 @@ def test_a_removed_feature_is_gone(tmp_path: Path) -> None:
         assert torch.equal(x[:3], torch.from_numpy(X[:3]))
         with pytest.raises(KeyError, match="no feature 'x'"):
             g.remove_feature("x")
+        with pytest.raises(KeyError, match="'w' is a feature of edges"):
+            g.remove_feature("w")
+        with pytest.raises(KeyError, match="'y' is node data: remove_data"):
+            g.remove_feature("y")
         g.add_feature("x", X * 2, progress=False)
     with featstore.open(tmp_path / "g") as g:
         assert torch.equal(g.features["x"][:], torch.from_numpy(X * 2))

@@ -344,6 +344,8 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
     ([[0, 1], [2, 3]], np.zeros((4, 8), np.float32), ValueError, "4 rows of 'x' have shape (2, 2, 8), not (4, 8)"),
     ([1], torch.zeros(1, 8, device="meta"), TypeError, "dense tensor, with values"),
     ([1], torch.zeros(1, 8).to_sparse(), TypeError, "torch.sparse_coo"),
+    ([1], "rows.npy", TypeError, "give np.load(path, mmap_mode='r')"),
+    ([1], iter([[1.0] * 8]), TypeError, "not a list_iterator"),
     ([1], [["1"] * 8], TypeError, "<U1 is not cast"),
     ([1], [[1e39] * 8], ValueError, "1e+39 do not fit"),
 ]

@@ -44,6 +44,9 @@ def test_sampling_reads_nothing_without_an_option(small: SimpleNamespace, strate
             assert loader.stats()["lists"] == "as the graph has them"
             expected = [batch.x.clone() for batch in loader]
         assert (read := sampler.stats()["edge_rows_read"]) > 0
+        g.cache_neighbors()
+        with load(g, sampler, strategy=strategy) as loader:
+            assert loader.stats()["lists"] == "all in memory"
         g.cache_neighbors(0)
         with load(g, sampler, strategy=strategy) as loader:
             cache = g.neighbor_cache
