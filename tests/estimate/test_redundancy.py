@@ -160,7 +160,8 @@ def test_one_assignment_alone_and_progress(data: Path) -> None:
     ("arguments", "error", "text"),
     [
         ({"seeds": []}, ValueError, "no seeds"),
-        ({"seeds": [1, 1]}, ValueError, "must be distinct"),
+        ({"seeds": [7, 7]}, ValueError, "must be distinct"),
+        ({"seeds": [1, 1]}, ValueError, "look like a mask"),
         ({"seeds": [N]}, IndexError, "not a node"),
         ({"samplers": {}}, ValueError, "no samplers"),
         ({"parts": ["other"]}, ValueError, "keeps no parts 'other'; there is 'planted', 'random'"),
