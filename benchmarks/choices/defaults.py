@@ -218,7 +218,8 @@ class Sides:
         def one(side: str) -> float:
             if side in self.impossible:
                 return float("inf")
-            job = {"dataset": os.fspath(self._work.dataset), "features": os.fspath(self._work.features), "memory": self._memory}
+            files = {"dataset": os.fspath(self._work.dataset), "features": os.fspath(self._work.features)}
+            job: dict[str, Any] = {**files, "drop": [*files.values()], "memory": self._memory}
             job |= {"side": side, "batch_size": self._work.batch_size, "epochs": self._args.epochs, "best": best}
             job |= {"limit_s": self._args.seconds, "tiny": self._args.tiny}
             model = MODEL_BYTES * side.startswith(TRAIN)

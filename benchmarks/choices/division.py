@@ -82,7 +82,7 @@ def compare(args: argparse.Namespace, report: Report, title: str, job: dict[str,
     runs: dict[str, list[dict[str, Any]]] = {}
 
     def run(side: str, options: dict[str, Any]) -> float | None:
-        mine = {**job, "options": options, "what": "epoch", "features": job["dataset"]}
+        mine = {**job, "options": options, "what": "epoch", "drop": [job["dataset"]]}
         first = runs.get(DEFAULT, [{}])[0].get("seconds")
         try:
             found = run_child(__spec__.name, mine, most_s=None if first is None else LIMIT * first + SET_UP_S)

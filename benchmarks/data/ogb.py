@@ -33,13 +33,13 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     """Import a folder, or scan its files; say what it took."""
     if job["scan"]:
         start = time.perf_counter()
-        {"binary": scan_archives, "csv": scan_csv}[job["form"]](Path(job["features"]))
+        {"binary": scan_archives, "csv": scan_csv}[job["form"]](Path(job["source"]))
         return {"seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak": status("VmHWM")}
     from featstore.adapters.datasets import ogb
 
     before, cpu = status("VmHWM"), time.process_time()
     start = time.perf_counter()
-    report = ogb(job["features"], job["path"], memory=job["memory"], progress=False, overwrite=True)
+    report = ogb(job["source"], job["path"], memory=job["memory"], progress=False, overwrite=True)
     seconds = time.perf_counter() - start
     cpu = time.process_time() - cpu
     return {"seconds": seconds, "cpu": cpu, "peak": status("VmHWM"), "before": before, "report": report.to_dict()}
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 {"binary": make_binary, "csv": make_csv}[form](folder / "new", n, n_edges)
                 os.rename(folder / "new", source)
             path = folder / f"{form}-dataset"
-            common = {"dataset": os.fspath(source), "features": os.fspath(source), "form": form, "path": os.fspath(path)}
+            common = {"source": os.fspath(source), "drop": [os.fspath(source)], "form": form, "path": os.fspath(path)}
             found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
 
             def once(job: dict[str, Any], results: list[dict[str, Any]]) -> float:

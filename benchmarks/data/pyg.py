@@ -242,6 +242,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             "pack": os.fspath(folder / "pack"),
             "dataset": os.fspath(work.dataset()),
             "features": os.fspath(work.feature_file()),
+            "drop": [os.fspath(work.dataset()), os.fspath(work.feature_file())],
             "memory": memory,
             "roomy": args.roomy << 20,
             "neighbors": neighbors,

@@ -328,6 +328,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
         job = {
             "dataset": os.fspath(work.dataset()),
             "features": os.fspath(work.feature_file()),
+            "drop": [os.fspath(work.dataset()), os.fspath(work.feature_file())],
             "memory": args.memory << 20,
             "roomy": args.roomy << 20,
             "neighbors": 8 * work.num_nodes + 6 * work.n_edges,

@@ -130,7 +130,7 @@ def in_turn(args: argparse.Namespace, what: str, job: dict[str, Any]) -> Results
 
     def run(name: str) -> None:
         folder = trees[name].resolve()
-        mine = {**job, "what": what, "features": job["dataset"], "pack": f"{job['dataset']}.{name}.pack"}
+        mine = {**job, "what": what, "drop": [job["dataset"]], "pack": f"{job['dataset']}.{name}.pack"}
         found = run_child(__spec__.name, mine, job.get("group"), tree=None if folder == ROOT else folder)
         assert Path(found["tree"]).resolve() == folder, f"{found['tree']} was imported, and not {folder}"
         results[name].append(found)

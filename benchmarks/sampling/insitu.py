@@ -162,7 +162,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
 def run_job(what: str, job: dict[str, Any]) -> dict[str, Any]:
     """Do a job in a process of its own."""
-    return run_child(__spec__.name, {**job, "what": what, "features": job["dataset"]})
+    return run_child(__spec__.name, {**job, "what": what, "drop": [job["dataset"]]})
 
 
 Sides = dict[str, dict[str, Any]]

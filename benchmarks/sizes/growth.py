@@ -170,7 +170,7 @@ def tight(args: argparse.Namespace, report: Report, folder: Path) -> None:
         dataset = rows_of_width(args, folder, scale, dim)
         jobs[f"R{scale}, rows of {4 * dim} B, {batches} batches in {memory >> 20} MiB"] = {
             "dataset": os.fspath(dataset),
-            "features": os.fspath(dataset),
+            "drop": [os.fspath(dataset)],
             "features_bytes": 4 * dim << scale,
             "memory": memory,
             "batch_size": args.batch_size,
@@ -228,7 +228,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             dataset = work.dataset()
             jobs[scale] = {
                 "dataset": os.fspath(dataset),
-                "features": os.fspath(dataset),  # no memory map of them is needed
+                "drop": [os.fspath(dataset)],
                 "memory": max(args.least_mib << 20, work.num_nodes * DIM * 4 // SHARE),
                 "batch_size": args.batch_size,
                 "strategy": STREAMED,

@@ -403,7 +403,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     rates: dict[str, float] = {}
     for title, one in titles(args):
         path = dataset(args.folder, shape, one["form"])
-        job |= {"dataset": os.fspath(path), "features": os.fspath(path), "pack": os.fspath(args.folder / "pack"), **one}
+        job |= {"dataset": os.fspath(path), "drop": [os.fspath(path)], "pack": os.fspath(args.folder / "pack"), **one}
         if not rates:
             lists = int(1.2 * (4 * shape.n_edges + 8 * shape.n_nodes)) + (1 << 28)
             share = min(1.0, 2.0 ** (shape.scale - SCALE))

@@ -178,7 +178,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
         if args.only and args.only in "accuracy":
             return
         path = folder / f"rgat-{papers}"
-        job = {"dataset": os.fspath(path), "features": os.fspath(path), "papers": papers, "memory": memory}
+        job = {"dataset": os.fspath(path), "drop": [os.fspath(path)], "papers": papers, "memory": memory}
         if not path.exists():
             budget = max(LEAST_CREATE_MEMORY, int(CREATE_MEMORY * papers / OF))
             made = run_child(__spec__.name, {**job, "side": "create", "memory": budget}, BASE_BYTES + budget + MARGIN_BYTES)

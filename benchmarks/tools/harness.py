@@ -134,7 +134,7 @@ def run_child(
     module : str
         The benchmark's name, ``__spec__.name`` there; it calls :func:`answer` at its end.
     job : mapping
-        Goes to the child as JSON; ``dataset`` and ``features`` are the paths that are dropped from the page cache.
+        Goes to the child as JSON; ``drop`` lists the files and folders that are dropped from the page cache.
     limit_bytes : int, optional
         Limit of a memory control group around the child, page cache included.
     tree : Path, optional
@@ -144,8 +144,8 @@ def run_child(
     """
     from featstore.testing.limits import memory_group
 
-    for name in ("dataset", "features"):
-        drop_from_page_cache(Path(job[name]))
+    for path in job["drop"]:
+        drop_from_page_cache(Path(path))
     with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
         run = ["-m", module] if tree is None else ["-c", BESIDE, os.fspath(tree), os.fspath(ROOT), module]
         command = [sys.executable, *run, "--child", json.dumps(job)]

@@ -90,7 +90,7 @@ def make_child(job: dict[str, Any]) -> dict[str, Any]:
     imported = status("VmRSS")
     reset_peak()
     begin = time.perf_counter()
-    create(job["path"], *arrays, features, {"seeds": seeds}, topology="chunked", memory=job["memory"], progress=False).close()
+    create(job["dataset"], *arrays, features, {"seeds": seeds}, topology="chunked", memory=job["memory"], progress=False).close()
     return {"seconds": time.perf_counter() - begin, "peak": status("VmHWM") - imported, "edges": n_edges}
 
 
@@ -219,13 +219,12 @@ def huge(args: argparse.Namespace, report: Report, folder: Path, turns: Turns) -
     path = folder / f"huge-{args.huge_scale}"
     title = f"2**{args.huge_scale} nodes in {args.huge_mib} MiB"
     shutil.rmtree(path, ignore_errors=True)
-    job = {"dataset": os.fspath(folder / "nothing"), "path": os.fspath(path), "nodes": nodes, "memory": memory}
-    (folder / "nothing").mkdir(exist_ok=True)
+    job = {"dataset": os.fspath(path), "nodes": nodes, "memory": memory}
     (made,) = turns(1, "make", {"make": job})["make"]
     offsets = 8 * (nodes + 1)
     report.figure(f"{title}, created in chunks", made["seconds"], "s", offsets_bytes=offsets, edges=made["edges"])
     within(report, f"{title}, created in chunks", [made], memory)
-    job |= {"dataset": os.fspath(path), "batches": 4 if args.tiny else 20, "batch_size": 64 if args.tiny else HUGE_BATCH}
+    job |= {"batches": 4 if args.tiny else 20, "batch_size": 64 if args.tiny else HUGE_BATCH}
     jobs = {"NeighborSampler": {**job, "epochwide": False}, "EpochSampler": {**job, "epochwide": True}}
     for name, runs in turns(args.runs, "train", jobs).items():
         last = runs[-1]

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="with --explain: rows on the device, as of featstore train; auto: what is free there now, less 1GiB",
     )
-    parser.add_argument("--device", default="cpu", help="with --device-cache: the device (default: cpu)")
+    parser.add_argument("--device", action=Given, default="cpu", help="with --device-cache: the device (default: cpu)")
     parser.add_argument(
         "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
     )
@@ -119,6 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate policies, estimate every strategy, count the rows requested per seed, or divide memory with embeddings."""
+    if "device" in getattr(options, "given", ()) and options.device_cache is None:
+        raise ValueError("--device goes with --device-cache, which says how many rows the device holds")
     if options.history:
         return plan_history(options)
     check_unused(options)
@@ -265,7 +267,7 @@ def _redundancy(options: argparse.Namespace) -> int:
     for name in _CACHING:
         if name in given or (name not in ("sizes", "feature") and getattr(options, name)):
             raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy, which counts rows whatever the cache")
-    for name in sorted({"sampler", "draws", "batch_dependency", "batches", "layer_sizes", "layers", "weight"} & set(given)):
+    for name in sorted(_DRAWING & set(given)):
         why = "all batches are counted" if name == "batches" else "both samplers are counted, each batch by itself"
         raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
     if options.all and options.max_batches is not None:
@@ -274,6 +276,7 @@ def _redundancy(options: argparse.Namespace) -> int:
     show = is_seen() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
         graph.refuse_types("plan --redundancy")
+        check_target(graph, options.target)
         samplers = {"neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed), "labor": make_labor(graph, options)}
         cache_neighbors(graph, options, samplers["neighbor"])
         bar: tqdm[int] | None = None
@@ -344,6 +347,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, rows: NodeRows, s
 
 _RECORDING = ("seeds", "save_trace", "disk")
 _CACHING = ("epochs", "length", "measure", "device_cache", "trace", "save_trace", "disk", "policies", "sizes", "feature")
+_DRAWING = {"sampler", "draws", "window", "batch_dependency", "batches", "layer_sizes", "layers", "weight"}
 _EXPLAINING = {
     "measure": "a simulation needs no drive",
     "epochs": "one epoch is simulated",

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from featstore.cli.arguments import Given, feature_of, make_batches, make_sampler, open_graph, positive, typed
 from featstore.cli.plots import draw_split, print_drawn
-from featstore.cli.recording import seeds_of
+from featstore.cli.recording import check_target, seeds_of
 from featstore.config import format_size
 from featstore.estimate.savedio import Split
 from featstore.load.history import History
@@ -79,6 +79,7 @@ def plan_history(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     with open_graph(options.path, options) as graph:
         feature_of(options, graph)
+        check_target(graph, options.target)
         sampler = make_sampler(graph, options)
         batches = make_batches(graph, options, seeds_of(graph, options.labels, options.seeds))
         history = History(options.hidden, "auto", options.staleness)

@@ -17,16 +17,16 @@ import torch
 from featstore.creation.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.gather.arrays import as_array
 
-__all__ = ["CscInput", "EdgeBlocks", "PairInput"]
+__all__ = ["CscInput", "EdgeBlocks", "PairInput", "not_a_node"]
 
 Int64s = npt.NDArray[np.int64]
 
 _CHECK_BYTES = 1 << 20  # of offsets, checked together
 
 
-def _not_a_node(where: str, value: int, num_nodes: int) -> IndexError:
-    nodes = f"ids are 0 … {num_nodes - 1}" if num_nodes else "there are none"
-    return IndexError(f"{where} is {value}, which is not a node: {nodes}")
+def not_a_node(which: str, n: int) -> IndexError:
+    """Make the error of an id that is none of ``n`` nodes; ``which`` says where it is, and its value: ``"ids[3]: 7"``."""
+    return IndexError(f"{which} is not a node: " + (f"ids are 0 … {n - 1}" if n else "there are none"))
 
 
 # --- offsets and ids ------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class CscInput:
             bad = (ids < 0) | (ids >= self._n_sources)
             if bad.any():
                 at = int(bad.argmax())
-                raise _not_a_node(f"indices[{done + at}]", cursor.given(ids[at]), self._n_sources)
+                raise not_a_node(f"indices[{done + at}] is {cursor.given(ids[at])}, which", self._n_sources)
             done += n
             return ids
 
@@ -198,7 +198,7 @@ class PairInput:
             bad = (ids < 0) | (ids >= self._bounds)
             if bad.any():
                 row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-                raise _not_a_node(f"edge_index[{row}, {done + column}]", int(block[row, column]), int(self._bounds[row, 0]))
+                raise not_a_node(f"edge_index[{row}, {done + column}] is {block[row, column]}, which", int(self._bounds[row, 0]))
             done += ids.shape[1]
             if self.num_edges is not None and done > self.num_edges:
                 raise ValueError(f"edge_index: the blocks hold more than the {self.num_edges} edges announced")

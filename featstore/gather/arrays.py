@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["as_array", "find_ids", "first_seen", "id_array"]
+__all__ = ["as_array", "find_ids", "first_seen", "id_array", "refuse_mask"]
 
 
 def as_array(what: str, given: Any) -> npt.NDArray[Any]:
@@ -44,6 +44,18 @@ def id_array(what: str, given: Any) -> npt.NDArray[Any]:
     if isinstance(given, torch.Tensor) and given.dtype == torch.uint8:
         raise TypeError(f"{what}: a tensor of torch.uint8 may be a mask or ids; give a mask as .bool(), ids as .long()")
     return as_array(what, given)
+
+
+def refuse_mask(what: str, ids: npt.NDArray[np.integer[Any]]) -> None:
+    """Raise ValueError if ids, none below 0, repeat and are 0 and 1 alone: they are a mask that lacks its dtype."""
+    if len(ids) and ids.max() <= 1:
+        for value in (0, 1):
+            places = np.flatnonzero(ids[:3] == value)  # one of two values is among any three twice
+            if len(places) > 1:
+                raise ValueError(
+                    f"{what} of 0 and 1 alone look like a mask: {value} is at positions {places[0]} and {places[1]}; "
+                    "a mask of 0 and 1 must be given as booleans: .astype(bool)"
+                )
 
 
 def first_seen(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -158,8 +158,8 @@ class Adjacency:
 
     def _check_edge_pos(self, edge_pos: bool) -> None:
         part = self._graph.own_part
-        if check_flag("edge_pos", edge_pos) and part is not None and part.row_of is not None:
-            raise NotImplementedError(f"edge_pos=True: edge ids are in the dataset that {part} was exported from")
+        if check_flag("edge_pos", edge_pos) and part is not None:
+            part.check_edge_ids("edge_pos=True")
 
     def _node(self, node: Any) -> int:
         try:

@@ -16,7 +16,7 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.rowmap import private_array
 from featstore.cache.sharedrows import check_shareable
 from featstore.config import check_at_least, check_flag, parse_cache_size
-from featstore.errors import ClosedError
+from featstore.errors import BudgetError, ClosedError
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph
@@ -32,6 +32,7 @@ from featstore.graph.savedparts import KeptParts
 from featstore.graph.snapshot import Snapshot
 from featstore.progress import Progress
 from featstore.ranks import sharing_ranks
+from featstore.storage.catalog import Catalog
 from featstore.storage.layout import PAGE_BYTES
 from featstore.topology.base import huge_bytes
 
@@ -170,7 +171,13 @@ class NeighborLists:
         self._put(cache)
         kept = is_stored and (cache.whole or is_still_saved(graph.path, self._snapshot.catalog))
         if save and not kept:
-            self._snapshot.committed(save_neighbor_cache(graph.path, self._snapshot.catalog, cache, recipe))
+            save_neighbor_cache(graph.path, self._snapshot.catalog, cache, recipe, self._see_saved)
+
+    def _see_saved(self, catalog: Catalog, key: str, names: list[str]) -> None:
+        """Let a later call find the cache that was just saved; one that cannot be opened is made again there."""
+        self._snapshot.committed(catalog)
+        with suppress(OSError, BudgetError, ClosedError), self._graph.locked():
+            self._snapshot.adopt(catalog, key, names)
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import xxhash
 from featstore._core.partition import edges_inside
 from featstore.config import check_at_least, check_flag, refuse_path
 from featstore.errors import FeatstoreError, OptionError, PluginError
-from featstore.gather.arrays import id_array
+from featstore.gather.arrays import id_array, refuse_mask
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.savedparts import HOLDER, KeptParts, check_parts_name
 from featstore.graph.selfreliant import SelfReliantParts
@@ -346,8 +346,7 @@ def _mask(train_idx: Given, n: int) -> Bytes:
         if len(bad):
             raise IndexError(f"train_idx: {piece[bad[0]]} at position {first + bad[0]} is not a node: the graph has {n}")
         is_train[piece.astype(np.int64)] = 1
-    if len(array) > is_train[:2].sum() == is_train.sum():
-        raise ValueError("train_idx: zeros and ones that repeat look like a mask: convert it to bool")
+    refuse_mask("train_idx: ids", array)
     return is_train
 
 

@@ -13,7 +13,7 @@ import torch
 from featstore.config import check_at_least, check_flag
 from featstore.display import Display, Shown, Table
 from featstore.errors import FeatstoreWarning, warn
-from featstore.gather.arrays import first_seen, id_array
+from featstore.gather.arrays import first_seen, id_array, refuse_mask
 from featstore.topology.part import Part
 
 __all__ = [
@@ -80,13 +80,12 @@ def _checked(seeds: Any, num_nodes: int | None, what: str, *, may_repeat: bool) 
         there = "no node" if num_nodes is None else f"not a node: the graph has {nodes}"
         raise IndexError(f"{what} {given[bad[0]]} at position {bad[0]} is {there}")
     checked = given.astype(np.int64)
+    refuse_mask(f"{what}s", checked)
     ordered = np.sort(checked)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(twice) and not (may_repeat and ordered[-1] > 1):
+    if len(twice) and not may_repeat:
         first, again = np.flatnonzero(checked == ordered[twice[0]])[:2]
-        hint = "" if ordered[-1] > 1 else "; a mask of 0 and 1 must be given as booleans: .astype(bool)"
-        problem = f"{what}s of 0 and 1 alone look like a mask" if may_repeat else f"{what}s must be distinct"
-        raise ValueError(f"{problem}: {ordered[twice[0]]} is at positions {first} and {again}{hint}")
+        raise ValueError(f"{what}s must be distinct: {ordered[twice[0]]} is at positions {first} and {again}")
     return torch.from_numpy(checked), len(twice) > 0
 
 

@@ -77,8 +77,8 @@ class HopSampler(CheckedSampler):
         self._is_of_part = part is not None
         if part is not None:
             part.check_hops(self.reach, type(self).__name__)
-            if self.edges and part.row_of is not None:
-                raise NotImplementedError(f"edges=True: edge ids are in the dataset that {part} was exported from")
+            if self.edges:
+                part.check_edge_ids("edges=True")
         self.seed = check_at_least("seed", seed, 0, 2**64 - 1)
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()

@@ -113,6 +113,11 @@ class Part:
         if self.hop_of[node] == self.hops:
             raise IndexError(f"node {node} is {self.hops} hops from {self}, which has its rows, but not its list")
 
+    def check_edge_ids(self, what: str) -> None:
+        """Raise NotImplementedError for ``what``, which asks for edge ids, if the part is a dataset of its own: it has none."""
+        if self.row_of is not None:
+            raise NotImplementedError(f"{what}: edge ids are in the dataset that {self} was exported from")
+
     def check_hops(self, n_hops: int, what: str) -> None:
         """Raise ValueError if ``what`` reads the lists of more hops than the part has."""
         if n_hops > self.hops:

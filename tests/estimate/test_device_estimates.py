@@ -123,6 +123,9 @@ def test_the_plan_is_explained_with_rows_on_the_device(labelled: Path, device: s
     for line in (["--simulate", "--device-cache", "10%"], ["--redundancy", "--device-cache", "10%"]):
         assert main(["plan", str(labelled), *line, "--fanouts", "4,3"]) != 0
         assert "--device-cache" in capsys.readouterr().err
+    for mode in ("--simulate", "--explain"):
+        assert main(["plan", str(labelled), mode, "--device", device, "--fanouts", "4,3"]) == 2
+        assert "--device goes with --device-cache" in capsys.readouterr().err
 
 
 def train(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:

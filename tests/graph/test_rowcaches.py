@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -306,6 +307,34 @@ def test_what_was_saved_last_is_in_the_dataset(copy: Path, by: str) -> None:
         g.cache_neighbors("20KiB")
         np.testing.assert_array_equal(g.neighbor_cache.records, records)
         g.verify(progress=False)
+
+
+def test_a_handle_loads_what_it_has_saved_itself(copy: Path) -> None:
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("20KiB", save=True)
+        g.cache_neighbors("16KiB", save=True)
+        records, before = g.neighbor_cache.records.copy(), read_catalog(copy)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(NeighborCache, "build", None)  # would fail if it were used
+            g.cache_neighbors("16KiB", save=True)
+        np.testing.assert_array_equal(g.neighbor_cache.records, records)
+        assert read_catalog(copy).generation == before.generation  # nothing was written
+        g.verify(progress=False)
+    assert sum("cache.neighbors" in name for name in os.listdir(copy)) == 4  # the files, and their sums, of one cache
+
+
+def test_a_cache_that_cannot_be_opened_is_saved_all_the_same(copy: Path) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with featstore.open(copy, memory="64MiB") as g:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("featstore.graph.snapshot.open_file", refuse)
+            g.cache_neighbors("16KiB", save=True)
+        g.cache_neighbors("16KiB")
+    with featstore.open(copy, memory="64MiB") as g, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NeighborCache, "build", None)  # would fail if it were used
+        g.cache_neighbors("16KiB")
 
 
 def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -> None:

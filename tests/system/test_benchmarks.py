@@ -519,6 +519,11 @@ other = timed_epoch(batches, lambda batch: batch + (batch == 3), most=4)  # its 
 same = [a["checksum"] == b["checksum"] for a, b in zip(epoch["marks"], other["marks"])]
 assert other["batches"] == 4 and same == [True, True, False, False]
 assert timed_epoch(batches, lambda batch: batch, limit_s=1e-9)["batches"] == harness.LEAST_BATCHES
+# What a job lists is dropped from the page cache, and nothing else.
+pathlib.Path("kid.py").write_text("print('{}')")
+dropped, harness.drop_from_page_cache = [], lambda path: dropped.append(str(path))
+assert harness.run_child("kid", {"dataset": "a", "features": "b", "drop": ["c", "d", "e"]}) == {}
+assert dropped == ["c", "d", "e"]
 # Direct reads, in sequence and at random places; a file smaller than a block is one.
 small = pathlib.Path("small")
 small.write_bytes(bytes(16384))

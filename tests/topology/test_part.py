@@ -107,5 +107,12 @@ def test_a_part_tells_its_nodes() -> None:
     part.check_seeds(np.array([3]), 0)
     refuses(IndexError, "seed 2 at position 1 is not in part 2", lambda: part.check_seeds(np.array([0, 2]), 2))
     refuses(IndexError, "seed 1 at position 0 is 1 hops from the training nodes", lambda: part.check_seeds(np.array([1]), 2))
+    part.check_edge_ids("it")  # of the dataset that it lies in
+    alone = Part("mine", 2, 2, part.hop_of, np.zeros(6, np.int64))
+    refuses(
+        NotImplementedError,
+        "it: edge ids are in the dataset that part 2 of 'mine' was exported from",
+        lambda: alone.check_edge_ids("it"),
+    )
     part.check_hops(2, "it")
     refuses(ValueError, "it reads the lists of 3 hops, and part 2 of 'mine' has hops=2", lambda: part.check_hops(3, "it"))

@@ -41,6 +41,7 @@ def job_of(at: Setting, dim: int = 128) -> dict[str, Any]:
     return {
         "dataset": os.fspath(work.dataset()),
         "features": os.fspath(work.feature_file()),
+        "drop": [os.fspath(work.dataset()), os.fspath(work.feature_file())],
         "memory": memory,
         "neighbors": min(8 * work.num_nodes + 6 * work.n_edges, memory // 8),
         "batch_size": batch_size,

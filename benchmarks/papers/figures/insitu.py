@@ -50,7 +50,7 @@ def figure5(at: Setting) -> None:
     n_batches = -(-n_seeds // at.batch_size)
     job: dict[str, Any] = {
         "dataset": os.fspath(path),
-        "features": os.fspath(path),
+        "drop": [os.fspath(path)],
         "folder": os.fspath(at.folder),
         "memory": max(64 << 20, 4 * n_bytes),
         "batch_size": at.batch_size,

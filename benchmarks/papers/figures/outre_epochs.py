@@ -57,6 +57,7 @@ class Work:
         return {
             "dataset": os.fspath(self.dataset),
             "features": os.fspath(self.features),
+            "drop": [os.fspath(self.dataset), os.fspath(self.features)],
             "memory": self.features_bytes // 4 + LEAST_MEMORY,
             "batch_size": self.batch_size,
             **more,

@@ -215,10 +215,8 @@ class MemberSource(Source):
 
     def _unpacked(self, max_bytes: int) -> Iterator[UInt8s]:
         """Yield rows that are stored column after column: from a temporary copy, which can be read in any order."""
-        with (
-            naming(tempfile.gettempdir()),
-            tempfile.TemporaryFile() as out,
-        ):  # without a name, so that a killed process leaves nothing
+        # The copy has no name, so that a killed process leaves nothing.
+        with naming(tempfile.gettempdir()), tempfile.TemporaryFile() as out:
             with self._archive._open() as opened, naming_damage(self._archive.path, self._member):
                 with opened.open(self._info) as file:
                     while piece := file.read(_COPY_BYTES):

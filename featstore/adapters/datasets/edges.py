@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore.adapters.datasets.arrays import MemberSource
 from featstore.adapters.datasets.csvfiles import CsvSource
-from featstore.creation.inputedges import CscInput, EdgeBlocks
+from featstore.creation.inputedges import CscInput, EdgeBlocks, not_a_node
 from featstore.creation.source import NpySource, Source
 from featstore.errors import FormatError
 
@@ -123,8 +123,7 @@ class EdgeList:
                 for source, each in zip((sources, destinations), pair, strict=True):
                     if each.dtype.kind == "u" and len(each) and int(each.max()) >= n:  # before int64, which would change it
                         at = int((each >= n).argmax())
-                        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
-                        raise IndexError(f"{source.name}[{done + at}]: {int(each[at])} is not a node: {nodes}")
+                        raise not_a_node(f"{source.name}[{done + at}]: {int(each[at])}", n)
                 done += len(pair[0])
                 yield np.stack([each.astype(np.int64) for each in pair])
 
@@ -144,8 +143,7 @@ class EdgeList:
             for row, bound in enumerate(self._bounds):
                 if ids.shape[1] and (int(ids[row].min()) < 0 or int(ids[row].max()) >= bound):
                     at = int(((ids[row] < 0) | (ids[row] >= bound)).argmax())
-                    nodes = f"ids are 0 … {bound - 1}" if bound else "there are none"
-                    raise IndexError(f"{self._place(row, done + at)}: {int(block[row, at])} is not a node: {nodes}")
+                    raise not_a_node(f"{self._place(row, done + at)}: {int(block[row, at])}", bound)
             n_loops += int((ids[0] == ids[1]).sum())
             done += ids.shape[1]
             if both:

@@ -21,6 +21,7 @@ from featstore.adapters.datasets.report import Report
 from featstore.config import user_path
 from featstore.creation.build import from_edge_index
 from featstore.creation.cleaning import Cleaning
+from featstore.creation.inputedges import not_a_node
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike, Source, numpy_dtype, open_source, torch_dtype
 from featstore.creation.steps import Inputs
@@ -137,8 +138,7 @@ def check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
     bad = (ids < 0) | (ids >= n)
     if bad.any():
         at = int(bad.argmax())
-        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
-        raise IndexError(f"{name}[{first + at}]: {int(ids[at])} is not a node: {nodes}")
+        raise not_a_node(f"{name}[{first + at}]: {int(ids[at])}", n)
 
 
 def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
@@ -204,8 +204,7 @@ def split_ids(ids: npt.NDArray[Any], n: int, name: str) -> npt.NDArray[np.int64]
     bad = (flat < 0) | (flat >= n)
     if bad.any():
         at = int(bad.argmax())
-        nodes = f"ids are 0 … {n - 1}" if n else "there are none"
-        raise IndexError(f"{name}, line {at + 1}: {int(flat[at])} is not a node: {nodes}")
+        raise not_a_node(f"{name}, line {at + 1}: {int(flat[at])}", n)
     return flat.astype(np.int64, copy=False)
 
 

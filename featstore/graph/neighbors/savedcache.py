@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,11 +41,18 @@ def is_still_saved(root: str, catalog: Catalog) -> bool:
     return current_catalog(root).extra.get(_KEY) == catalog.extra.get(_KEY)
 
 
-def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:
-    """Save a cache of a part of the lists, in place of an earlier saved one; return the new catalog.
+def save_neighbor_cache(
+    root: str,
+    catalog: Catalog,
+    cache: NeighborCache,
+    recipe: Mapping[str, Any],
+    adopt: Callable[[Catalog, str, list[str]], None],
+) -> None:
+    """Save a cache of a part of the lists, in place of an earlier saved one.
 
     ``catalog`` is that of the opened dataset: BusyError if the dataset was replaced since. The cache is loaded for the same
-    ``recipe``. CommittedError if the cache is saved but may not be durable. After other OSErrors the dataset is as it was.
+    ``recipe``. ``adopt(catalog, key, files)`` is called after the commit, while the lock of the writer is still held.
+    CommittedError if the cache is saved but may not be durable. After other OSErrors the dataset is as it was.
     """
     with Update(root) as update:
         if made_of(update.catalog) != made_of(catalog):
@@ -56,7 +63,7 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
         entry = {**recipe, "made_of": made_of(catalog), **{name: file.name for name, file in files.items()}}
         old = update.catalog.extra.get(_KEY, {})
         update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in (*_ARRAYS, _NUMBERS) if name in old])
-        return update.commit()
+        adopt(update.commit(), _KEY, [file.name for file in files.values()])
 
 
 def load_neighbor_cache(
