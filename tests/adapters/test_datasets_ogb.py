@@ -177,6 +177,33 @@ def test_splits_of_torch_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert_same(tmp_path / "g", folder.make(tmp_path / "made"))
 
 
+def torch_files(folder: Path, splits: dict[str, Any]) -> None:
+    """Write each split as a file of its own, in place of its CSV."""
+    for name, ids in splits.items():
+        torch.save(torch.from_numpy(ids), folder / f"{name}.pt")
+        (folder / f"{name}.csv.gz").unlink()
+
+
+def test_a_file_of_torch_for_each_split(tmp_path: Path) -> None:
+    """The advice makes one archive of all of them; a split that is CSV is read beside it."""
+    for names in (("train", "valid", "test"), ("valid", "test")):
+        folder = Folder(tmp_path / f"it's {len(names)}").binary()
+        torch_files(folder.root / "split" / "time", {name: folder.splits[name] for name in names})
+        caught = refused(FormatError, "can run code", tmp_path / "g", lambda of=folder: ogb(of.root, tmp_path / "g", **TINY))
+        follow_advice(caught.value)
+        ogb(folder.root, tmp_path / "g", overwrite=True, **TINY)
+        assert_same(tmp_path / "g", folder.make(tmp_path / "made", overwrite=True))
+        shutil.rmtree(tmp_path / "g")
+    typed_root, graph = tmp_path / "typed", typed(tmp_path)
+    write_typed_csv(graph, typed_root)
+    splits = {name: graph.data["paper"][f"{name}_idx"] for name in ("train", "valid", "test")}
+    torch_files(typed_root / "split" / "time" / "paper", splits)
+    follow_advice(refused(FormatError, "can run code", tmp_path / "g", lambda: ogb(typed_root, tmp_path / "g", **TINY)).value)
+    ogb(typed_root, tmp_path / "g", **TINY)
+    graph.create(tmp_path / "made-typed").close()
+    assert_same(tmp_path / "g", tmp_path / "made-typed")
+
+
 def written_by_ogb(name: str, graph: dict[str, Any], labels: Any, splits: dict[str, Any], *, is_hetero: bool) -> Path:
     """Write a folder by OGB's own writer of datasets."""
     from ogb.io import DatasetSaver  # takes more than a second

@@ -51,11 +51,16 @@ def file_in(folder: str, *names: str) -> str | None:
     return next((path for path in paths if os.path.lexists(path)), None)
 
 
-def refuse_pickled(path: str, archive: str, *, of_types: bool = False) -> FormatError:
-    """Explain why a file of ``torch.save`` is not read, and what to do instead; ``of_types``: it has arrays by split and type."""
+def refuse_pickled(path: str, archive: str, *, of_types: bool = False, files: Mapping[str, str] | None = None) -> FormatError:
+    """Explain why a file of ``torch.save`` is not read, and what to do instead.
+
+    ``of_types``: it has arrays by split and type. ``files``: each has one array, which gets the name that it has here.
+    """
     loaded = f"load({json.dumps(path)}, weights_only=False)"
     if of_types:
         loaded = f'{{f"{{s}}/{{t}}": ids for s, of in {loaded}.items() for t, ids in of.items()}}'
+    elif files is not None:
+        loaded = f"{{s: load(file, weights_only=False) for s, file in {json.dumps(files)}.items()}}"
     code = f"from numpy import savez; from torch import load; savez({json.dumps(archive)}, **{loaded})"
     return FormatError(f"{path}: {PICKLED}, convert it once: python -c {shlex.quote(code)}", path)
 
