@@ -104,6 +104,13 @@ def test_arrays_of_edges_are_edge_features(tmp_path: Path) -> None:
     refused(FormatError, words, tmp_path / "h", lambda: npz(tmp_path / "b.npz", tmp_path / "h", **TINY))
 
 
+def test_counts_that_cancel_each_other_are_shown(tmp_path: Path) -> None:
+    """A loop goes, and a reverse comes: as many edges as before."""
+    report = scipy(sparse.csr_array(np.array([[1, 1], [0, 0]])), tmp_path / "g", to_undirected=True, remove_self_loops=True, **TINY)
+    assert report.edges_read == report.edges["_,_,_"] == 2
+    assert "edges read: 2; 1 reverses added; 1 self loops and 0 duplicates dropped" in str(report)
+
+
 def test_values_of_a_matrix_are_kept_or_named(tmp_path: Path) -> None:
     for form in ("csr", "coo"):
         of = matrix().asformat(form)

@@ -62,7 +62,7 @@ class Report:
         if len(self.nodes) > 1 or len(self.edges) > 1:
             lines += [f"  node type  {name}: {n:,} nodes" for name, n in self.nodes.items()]
             lines += [f"  edge type  {name}: {n:,} edges" for name, n in self.edges.items()]
-        if self.edges_read != n_edges:
+        if self.loops_dropped or self.duplicates_dropped or self.reverses_added or self.edges_read != n_edges:
             dropped = f"{self.loops_dropped:,} self loops and {self.duplicates_dropped:,} duplicates dropped"
             lines.append(f"  edges read: {self.edges_read:,}; {self.reverses_added:,} reverses added; {dropped}")
         lines += [f"  labels  {name}: {n:,} nodes have none" for name, n in self.unlabelled.items()]
