@@ -106,7 +106,8 @@ def test_arrays_of_edges_are_edge_features(tmp_path: Path) -> None:
 
 def test_counts_that_cancel_each_other_are_shown(tmp_path: Path) -> None:
     """A loop goes, and a reverse comes: as many edges as before."""
-    report = scipy(sparse.csr_array(np.array([[1, 1], [0, 0]])), tmp_path / "g", to_undirected=True, remove_self_loops=True, **TINY)
+    of = sparse.csr_array(np.array([[1, 1], [0, 0]]))
+    report = scipy(of, tmp_path / "g", to_undirected=True, remove_self_loops=True, **TINY)
     assert report.edges_read == report.edges["_,_,_"] == 2
     assert "edges read: 2; 1 reverses added; 1 self loops and 0 duplicates dropped" in str(report)
 
