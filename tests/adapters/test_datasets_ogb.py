@@ -32,6 +32,7 @@ def test_one_type_is_the_same_dataset(tmp_path: Path, form: str) -> None:
     assert (report.nodes, report.edges, report.edges_read) == ({"_": 60}, {"_,_,_": 500}, 500)
     assert report.splits == {"train_idx": 30, "valid_idx": 7, "test_idx": 23}
     assert report.unlabelled == {"y": 0}
+    assert (report.features, report.edge_features) == ({"x": [60, 7]}, {"edge_feat": [500, 2]})
     assert "the split is 'time'" in report.notes
 
 

@@ -85,9 +85,15 @@ def relations_in(folder: str, separator: str) -> dict[EdgeKey, str]:
     return found
 
 
-def numbers(given: Mapping[str, int] | Iterable[tuple[str, int]] | None) -> dict[str, int]:
-    """Convert the option ``num_nodes``, a mapping or the command line's pairs."""
-    return {kind: check_at_least(f"num_nodes[{kind!r}]", n, 0) for kind, n in dict(given or {}).items()}
+def numbers(
+    given: Mapping[str, int] | Iterable[tuple[str, int]] | None, relations: Iterable[EdgeKey], folder: str
+) -> dict[str, int]:
+    """Convert the option ``num_nodes``, a mapping or the command line's pairs; ValueError for a type that no relation has."""
+    found = {kind: check_at_least(f"num_nodes[{kind!r}]", n, 0) for kind, n in dict(given or {}).items()}
+    kinds = dict.fromkeys(end for key in relations for end in (key[0], key[2]))
+    if unknown := [kind for kind in found if kind not in kinds]:
+        raise ValueError(f"num_nodes: {folder} has no type {unknown[0]!r} of nodes; its relations have {', '.join(kinds)}")
+    return found
 
 
 def _nodes_of_type(text: str) -> tuple[str, int]:

@@ -282,6 +282,7 @@ def write(
     found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
     with opening_committed(f"the dataset at {options.path} is complete and in place, but opening it failed", options.path):
         catalog = current_catalog(options.path)
+    found.add_shapes(catalog)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges
         found.edges[edge_name(key)] = each.edges.n_edges
