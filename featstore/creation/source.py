@@ -290,7 +290,10 @@ def npy_header(read: Callable[[int, int], bytes], n_bytes: int, path: str) -> tu
         dtype = np.dtype(descr) if sizes_ok else None
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         dtype = None
-    if dtype is None or dtype.hasobject or dtype.itemsize == 0:
+    if dtype is not None and dtype.hasobject:
+        why = "it has Python objects, such as None or rows of unlike lengths; store numbers, or leave the array out"
+        raise FormatError(f"{path}: the .npy header does not describe an array of numbers: {why}", path)
+    if dtype is None or dtype.itemsize == 0:
         raise FormatError(f"{path}: the .npy header does not describe an array of numbers: {text[:200]!r}", path)
     expected = start + length + math.prod(shape) * dtype.itemsize
     if n_bytes != expected:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,15 +239,33 @@ class IdMap:
         with self._budget.reserve("names of nodes", _scratch_bytes(len(rows))):
             if self.kind == "int64":
                 return torch.from_numpy(self._int64s(self._found.names, rows))
-            texts: list[str] = []
-            for first in range(0, len(rows), _BLOCK_NAMES):
-                begins, lengths = self._extents(rows[first : first + _BLOCK_NAMES])
-                for piece in _pieces(lengths):
-                    try:
-                        texts += self._text(begins[piece], lengths[piece]).texts()
-                    except UnicodeDecodeError as error:
-                        raise CorruptionError(f"a name is not UTF-8: {error}", self._path(self._found.names)) from None
-            return texts
+            return [text for texts in self._texts(rows) for text in texts]
+
+    def blocks(self) -> Iterator[Any]:
+        """Iterate over all names in the order of their ids, in blocks of about a megabyte, or one longer name.
+
+        Yields
+        ------
+        list of str, or int64 array
+            As ``kind`` says. The budget holds what reading a block takes, not the block.
+        """
+        for first in range(0, len(self), _BLOCK_NAMES):
+            rows = np.arange(first, min(len(self), first + _BLOCK_NAMES))
+            with self._budget.reserve("names of nodes", _scratch_bytes(len(rows))):
+                if self.kind == "int64":
+                    yield self._int64s(self._found.names, rows)
+                else:
+                    yield from self._texts(rows)
+
+    def _texts(self, rows: Int64s) -> Iterator[list[str]]:
+        """Yield the texts of ids, piece by piece."""
+        for first in range(0, len(rows), _BLOCK_NAMES):
+            begins, lengths = self._extents(rows[first : first + _BLOCK_NAMES])
+            for piece in _pieces(lengths):
+                try:
+                    yield self._text(begins[piece], lengths[piece]).texts()
+                except UnicodeDecodeError as error:
+                    raise CorruptionError(f"a name is not UTF-8: {error}", self._path(self._found.names)) from None
 
     # -- files -------------------------------------------------------------------------------------------------------------------
 

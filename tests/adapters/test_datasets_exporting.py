@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.adapters.datasets import export, exporting
+from featstore.adapters.datasets.tables import EdgeTable, NodeTable, import_tables
 from featstore.cli.main import main
 from featstore.errors import BudgetError, MissingExtraError
+from featstore.idmaps import idmap
 from tests.support.commands import run
 from tests.support.imports import Folder, assert_same
 from tests.support.refusing import refuses
@@ -172,6 +176,38 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 NODE_DATA = ("node_year", "y", "train_idx", "valid_idx", "test_idx")
+
+
+@pytest.mark.parametrize("form", exporting.FORMS)
+def test_names_are_exported(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two types, and of one; a name has a line end, which a line of text could not."""
+    monkeypatch.setattr(idmap, "_BLOCK_NAMES", 5)
+    texts = ["new\nline", "", 'quo"te', "ünï", *map(str, range(20))]
+    tables = {"papers": {"id": texts, "x": np.arange(24.0)}, "authors": {"id": np.arange(7) * 10**15}}
+    tables |= {"writes": {"a": np.arange(7) * 10**15, "p": texts[:7]}, "cites": {"a": texts[:3], "b": texts[1:4]}}
+    for name, columns in tables.items():
+        pyarrow.parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    nodes = {"paper": NodeTable(tmp_path / "papers.parquet", "id"), "author": NodeTable(tmp_path / "authors.parquet", "id")}
+    edges = {("author", "writes", "paper"): EdgeTable(tmp_path / "writes.parquet", "a", "p")}
+    import_tables(tmp_path / "g", nodes, edges, progress=False)
+    import_tables(tmp_path / "one", None, EdgeTable(tmp_path / "cites.parquet", "a", "b"), progress=False)
+    expected = {"paper": texts, "author": (np.arange(7) * 10**15).tolist()}
+    for path, of_types in ((tmp_path / "g", ["ids/paper", "ids/author"]), (tmp_path / "one", ["ids"])):
+        out = tmp_path / f"{path.name}-out"
+        with featstore.open(path, memory=MEMORY) as g:
+            files = export(g, out, form, progress=False)
+            for name in of_types:
+                kind = name.partition("/")[2]
+                ids = g.ids(kind or None)
+                wanted = list(ids.decode(range(len(ids)))) if ids.kind == "text" else ids.decode(range(len(ids))).tolist()
+                assert not kind or sorted(wanted) == sorted(expected[kind])
+                (file,) = [each for each in files if each.rpartition(".")[0] == name]
+                if form == "parquet":
+                    assert pyarrow.parquet.read_table(out / file).to_pydict() == {"id": [*range(len(ids))], "name": wanted}
+                elif ids.kind == "text":
+                    assert [json.loads(line) for line in (out / file).read_text().split("\n")[:-1]] == wanted
+                else:
+                    assert np.load(out / file).tolist() == wanted
 
 
 def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:

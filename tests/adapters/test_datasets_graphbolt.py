@@ -120,12 +120,30 @@ def test_several_types_are_the_same_dataset(tmp_path: Path, capsys: pytest.Captu
     assert_same(tmp_path / "g", tmp_path / "made")
     assert "the feature 'whole' of the graph is left out" in found["notes"]
     report = graphbolt(bolt.root / "metadata.yaml", tmp_path / "links", reverse=True, **TINY)
-    assert "train_set of author:writes:paper is left out: its seeds are no nodes" in report.notes
+    note = "train_set of author:writes:paper is left out, with its labels: its seeds are edges, and splits here are of nodes"
+    assert note in report.notes
     assert report.edges["paper,rev_writes,author"] == 90
+
+
+def test_pairs_as_seeds_are_noted(tmp_path: Path) -> None:
+    bolt, _ = one_type(tmp_path / "in")
+    pairs = {"name": "links", "train_set": [{"data": [bolt.array("set/l", np.zeros((9, 2), np.int64), name="seeds")]}]}
+    bolt.meta["tasks"] = [pairs | {"test_set": [{"data": []}]}]
+    report = graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    left_out = "of the nodes is left out, with its labels"
+    why = "its seeds have shape [9, 2], not [k]: pairs are edges, and splits here are of nodes"
+    assert f"train_set {left_out}: {why}" in report.notes
+    assert f"test_set {left_out}: it has no seeds and no seed_nodes, and splits here are of nodes" in report.notes
+    assert not report.splits
 
 
 WRONG: dict[str, tuple[Any, type[BaseException], str]] = {
     "no graph": (lambda meta: meta.pop("graph"), FormatError, "graph must be a mapping"),
+    "preprocessed": (
+        lambda meta: meta.update(graph_topology=meta.pop("graph")),
+        FormatError,
+        "GraphBolt's preprocessed folder, .*give the folder above it",
+    ),
     "no nodes": (lambda meta: meta["graph"].pop("nodes"), FormatError, "nodes must name the nodes"),
     "no number": (
         lambda meta: meta["graph"].update(nodes=[{"num": "many"}]),
@@ -202,6 +220,8 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 HOSTILE_CSV: dict[str, tuple[bytes, type[Exception], str]] = {
     "e.csv": (b"0,1\n1,3\n", IndexError, "e.csv, line 2: 3 is not a node: ids are 0 … 2"),
     "text.csv": (b"0,1\n1,x\n", FormatError, "text.csv, line 2, column 2: .*'x'"),
+    "header.csv": (b"src,dst\n1,2\n", FormatError, "header.csv, line 1, column 1: .*'src'; .*GraphBolt's CSV has no header"),
+    "weights.csv": (b"0,1,9\n1,2,9\n", FormatError, "weights.csv, line 1: Expected 2 columns, got 3.*; edges .* two columns"),
     "column.csv": (b"0,1\n1\n", FormatError, "column.csv, line 2: Expected 2 columns, got 1"),
     "empty.csv": (b"", FormatError, "empty.csv: the file is empty"),
     "cut.csv.gz": (gzip.compress(b"0,1\n" * 1000)[:-9], CorruptionError, "not a whole gzip file"),

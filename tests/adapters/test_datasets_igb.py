@@ -62,6 +62,9 @@ def test_types_are_the_same_dataset(tmp_path: Path, raw: bool) -> None:
     assert_same(tmp_path / "g", tmp_path / "made")
     assert report.splits == {"paper/train_idx": 36, "paper/valid_idx": 12, "paper/test_idx": 12}
     assert report.edges == {"paper,cites,paper": 300, "paper,written_by,author": 120}
+    shapes = {f"{kind}/x": list(of["x"].shape) for kind, of in graph.features.items()}
+    assert report.features == shapes
+    assert f"feature  paper/x: {shapes['paper/x']}" in str(report)
     igb(tmp_path / "in", tmp_path / "back", num_nodes=N, reverse=True, **TINY)
     graph.edges["author", "rev_written_by", "paper"] = graph.edges[WRITTEN][::-1]
     graph.create(tmp_path / "made-back").close()
@@ -196,6 +199,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({"classes": 20}, "classes: 20 is neither"),
         ({"labelled": 61, "num_nodes": N}, "labelled: 61 of 60 papers"),
         ({"num_nodes": {**N, "paper": -1}}, r"num_nodes\['paper'\] must be at least 0"),
+        ({"num_nodes": {"papers": 60}}, "num_nodes: .*processed has no type 'papers' of nodes; its relations have .*paper"),
         ({"num_nodes": N, "coalesce": True}, "coalesce is for a graph of one type"),
     ):
         refused(ValueError, words, tmp_path / "g", lambda: igb(tmp_path / "in", tmp_path / "g", **options, **TINY))

@@ -23,8 +23,26 @@ from featstore.adapters.datasets.tables import Column, EdgeTable, NodeTable, imp
 from featstore.adapters.datasets.tables import importer as module
 from featstore.errors import BudgetError, CorruptionError, FormatError, UnknownNameError
 from featstore.idmaps.numbering import Room
+from tests.support.programs import FORGET_FEATSTORE, run_program
+
+CODE = f"""{FORGET_FEATSTORE}
+for name in [*sys.modules]:
+    if name.split(".")[0] == "pyarrow":
+        del sys.modules[name]
+from featstore.adapters import datasets
+print("pyarrow" in sys.modules, hasattr(datasets, "table"))
+print(datasets.tables.import_tables.__name__, "pyarrow" in sys.modules)
+"""
+
 
 PAPERS = ["p10", "ünï", 'quo"te', "new\nline", "", "NA", "x" * 300, "p1"]
+
+
+@pytest.mark.usefixtures("_program_server")
+def test_tables_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CODE)
+    done = run_program("script.py", cwd=tmp_path)
+    assert done.stdout.splitlines() == ["False False", "import_tables True"], done.stderr
 
 
 def stored_edges(g: featstore.OutOfCoreGraph) -> list[tuple[int, int]]:

@@ -65,7 +65,7 @@ def test_arrays_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", edges, 30, **options).close()
     assert_same(tmp_path / "g", tmp_path / "made")
     assert found["unlabelled"] == {"y": int((y < 0).sum())}
-    assert found["splits"] == {"valid_idx": 3}
+    assert found["splits"] == {"train_mask": int(mask.sum()), "valid_idx": 3}
     np.savez(tmp_path / "b.npz", indptr=np.array([0, 2, 3]), indices=np.array([0, 1, 0]), feat=np.eye(2))
     npz(tmp_path / "b.npz", tmp_path / "b", features="feat", **TINY)
     with featstore.open(tmp_path / "b", memory="64MiB") as g:
@@ -79,6 +79,47 @@ def test_weights_beside_lists_are_stored_once(tmp_path: Path) -> None:
     npz(tmp_path / "a.npz", tmp_path / "g", weights=True, **TINY)
     with featstore.open(tmp_path / "g") as g:
         assert (list(g.edge_features), list(g.node_data)) == (["weight"], [])
+
+
+def test_arrays_of_edges_are_edge_features(tmp_path: Path) -> None:
+    """As PyG names them; a sampler finds them."""
+    rng = np.random.default_rng(2)
+    edges, x = rng.integers(0, 30, (2, 200)), rng.random((30, 5)).astype(np.float32)
+    of_edges: Any = {"edge_attr": rng.random((200, 3)).astype(np.float32), "edge_weight": rng.random(200).astype(np.float32)}
+    masks: Any = {"train_mask": np.arange(30) < 20, "val_mask": np.arange(30) >= 25, "test_mask": np.zeros(30, bool)}
+    np.savez(tmp_path / "a.npz", edge_index=edges, x=x, **of_edges, **masks)
+    report = npz(tmp_path / "a.npz", tmp_path / "g", **TINY)
+    assert report.splits == {"train_mask": 20, "val_mask": 5, "test_mask": 0}
+    options: Any = {"features": {"x": x}, "node_data": masks, "edge_features": of_edges, "progress": False}
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", edges, 30, **options).close()
+    assert_same(tmp_path / "g", tmp_path / "made")
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [2], weight="edge_weight", seed=0)
+        assert len(sampler.sample(np.arange(9)).input_ids) >= 9
+    np.savez(tmp_path / "b.npz", edge_index=edges, num=np.ones(200), x=x)
+    words = r"b.npz: num has 200 rows, as there are edges, and there are 30 nodes; .*rename it to 'edge_num'"
+    refused(FormatError, words, tmp_path / "h", lambda: npz(tmp_path / "b.npz", tmp_path / "h", **TINY))
+    np.savez(tmp_path / "b.npz", edge_index=edges, edge_attr=np.ones(199), x=x)
+    words = "edge_attr has 199 rows, but there are 200 edges; .*rename it"
+    refused(FormatError, words, tmp_path / "h", lambda: npz(tmp_path / "b.npz", tmp_path / "h", **TINY))
+
+
+def test_counts_that_cancel_each_other_are_shown(tmp_path: Path) -> None:
+    """A loop goes, and a reverse comes: as many edges as before."""
+    of = sparse.csr_array(np.array([[1, 1], [0, 0]]))
+    report = scipy(of, tmp_path / "g", to_undirected=True, remove_self_loops=True, **TINY)
+    assert report.edges_read == report.edges["_,_,_"] == 2
+    assert "edges read: 2; 1 reverses added; 1 self loops and 0 duplicates dropped" in str(report)
+
+
+def test_values_of_a_matrix_are_kept_or_named(tmp_path: Path) -> None:
+    for form in ("csr", "coo"):
+        of = matrix().asformat(form)
+        arrays = {"indptr": of.indptr, "indices": of.indices} if form == "csr" else {"row": of.row, "col": of.col}
+        np.savez(tmp_path / "a.npz", **arrays, data=of.data, shape=of.shape)
+        report = npz(tmp_path / "a.npz", tmp_path / "g", overwrite=True, **TINY)
+        assert_same(tmp_path / "g", made(tmp_path / "made", of, overwrite=True))
+        assert "data, are left out; weights (--weights)" in report.notes[0]
 
 
 def test_archives_that_are_no_graph(tmp_path: Path) -> None:
@@ -99,8 +140,14 @@ def test_archives_that_are_no_graph(tmp_path: Path) -> None:
     refused(
         FormatError, r"matrix is square, not \[3, 4\]", tmp_path / "g", lambda: npz(tmp_path / "wide.npz", tmp_path / "g", **TINY)
     )
-    sparse.save_npz(tmp_path / "dia.npz", sparse.eye_array(3, format="dia"))
-    refused(FormatError, "no edges are in it", tmp_path / "g", lambda: npz(tmp_path / "dia.npz", tmp_path / "g", **TINY))
+    for form in ("dia", "bsr"):
+        sparse.save_npz(tmp_path / "in.npz", sparse.eye_array(3, format=form))
+        refused(
+            FormatError,
+            rf"in.npz: a matrix of format '{form}'; convert it with .tocsr\(\)",
+            tmp_path / "g",
+            lambda: npz(tmp_path / "in.npz", tmp_path / "g", **TINY),
+        )
 
 
 def test_matrices_that_are_no_graph(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_one_type_is_the_same_dataset(tmp_path: Path, form: str) -> None:
     assert (report.nodes, report.edges, report.edges_read) == ({"_": 60}, {"_,_,_": 500}, 500)
     assert report.splits == {"train_idx": 30, "valid_idx": 7, "test_idx": 23}
     assert report.unlabelled == {"y": 0}
+    assert (report.features, report.edge_features) == ({"x": [60, 7]}, {"edge_feat": [500, 2]})
     assert "the split is 'time'" in report.notes
 
 
@@ -177,6 +178,33 @@ def test_splits_of_torch_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert_same(tmp_path / "g", folder.make(tmp_path / "made"))
 
 
+def torch_files(folder: Path, splits: dict[str, Any]) -> None:
+    """Write each split as a file of its own, in place of its CSV."""
+    for name, ids in splits.items():
+        torch.save(torch.from_numpy(ids), folder / f"{name}.pt")
+        (folder / f"{name}.csv.gz").unlink()
+
+
+def test_a_file_of_torch_for_each_split(tmp_path: Path) -> None:
+    """The advice makes one archive of all of them; a split that is CSV is read beside it."""
+    for names in (("train", "valid", "test"), ("valid", "test")):
+        folder = Folder(tmp_path / f"it's {len(names)}").binary()
+        torch_files(folder.root / "split" / "time", {name: folder.splits[name] for name in names})
+        caught = refused(FormatError, "can run code", tmp_path / "g", lambda of=folder: ogb(of.root, tmp_path / "g", **TINY))
+        follow_advice(caught.value)
+        ogb(folder.root, tmp_path / "g", overwrite=True, **TINY)
+        assert_same(tmp_path / "g", folder.make(tmp_path / "made", overwrite=True))
+        shutil.rmtree(tmp_path / "g")
+    typed_root, graph = tmp_path / "typed", typed(tmp_path)
+    write_typed_csv(graph, typed_root)
+    splits = {name: graph.data["paper"][f"{name}_idx"] for name in ("train", "valid", "test")}
+    torch_files(typed_root / "split" / "time" / "paper", splits)
+    follow_advice(refused(FormatError, "can run code", tmp_path / "g", lambda: ogb(typed_root, tmp_path / "g", **TINY)).value)
+    ogb(typed_root, tmp_path / "g", **TINY)
+    graph.create(tmp_path / "made-typed").close()
+    assert_same(tmp_path / "g", tmp_path / "made-typed")
+
+
 def written_by_ogb(name: str, graph: dict[str, Any], labels: Any, splits: dict[str, Any], *, is_hetero: bool) -> Path:
     """Write a folder by OGB's own writer of datasets."""
     from ogb.io import DatasetSaver  # takes more than a second
@@ -300,12 +328,22 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], type[BaseException], str]] = {
     "a value missing": (rewritten(EDGES, line(78, b"3,")), FormatError, r"edge.csv.gz, line 78: there is no value in column 2"),
     "a column missing": (rewritten(EDGES, line(79, b"3")), FormatError, r"edge.csv.gz, line 79: Expected 2 columns, got 1"),
     "a column too many": (rewritten(EDGES, line(80, b"3,4,5")), FormatError, r"edge.csv.gz, line 80: Expected 2 columns, got 3"),
-    "a header": (rewritten(EDGES, lambda text: b"src,dst\n" + text), FormatError, r"edge.csv.gz, line 1, column 1: .*'src'"),
+    "a header": (
+        rewritten(EDGES, lambda text: b"src,dst\n" + text),
+        FormatError,
+        r"edge.csv.gz, line 1, column 1: .*'src'; .*header",
+    ),
+    "a header of features": (
+        rewritten(FEATURES, lambda text: b"a,b,c,d,e,f,g\n" + text),
+        FormatError,
+        r"node-feat.csv.gz, line 1, column 1: .*'a'; .*no header",
+    ),
+    "a fraction that is whole": (rewritten(EDGES, line(1, b"51.0,1")), FormatError, r"line 1, column 1: .*'51.0'; .*write 51"),
     "an empty line": (rewritten(EDGES, line(81, b"")), FormatError, r"edge.csv.gz, line 81"),
     "three columns": (
         rewritten(EDGES, lambda _: b"1,2,3\n" * 500),
         FormatError,
-        r"edge.csv.gz, line 1: Expected 2 columns, got 3",
+        r"edge.csv.gz, line 1: Expected 2 columns, got 3.*; edges .* two columns, source and destination",
     ),
     "no edges": (rewritten(EDGES, lambda _: b""), FormatError, "edge.csv.gz: the file is empty"),
     "an empty file": (lambda root: (root / EDGES).write_bytes(b"") and None, FormatError, "edge.csv.gz: the file is empty"),
@@ -427,7 +465,7 @@ HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
         FormatError,
         "node_label has 59 rows; expected 60",
     ),
-    "objects": (spoil(DATA, node_name=np.array([None] * 60)), FormatError, "does not describe an array of numbers"),
+    "objects": (spoil(DATA, node_name=np.array([None] * 60)), FormatError, "member node_name: .*numbers: it has Python objects"),
     "counts of floats": (spoil(DATA, num_nodes_list=np.array([60.0])), FormatError, "num_nodes_list must hold whole numbers"),
     "a flipped bit": (flip(DATA), (CorruptionError, FormatError), "data.npz"),
     "cut short": (cut(DATA), FormatError, "data.npz: not a .npz archive, or cut short"),

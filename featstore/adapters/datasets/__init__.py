@@ -15,6 +15,9 @@ The others return a :class:`Report` of what was read. ``featstore import`` has t
 :data:`~featstore.adapters.datasets.sources.SOURCES` names.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from featstore.adapters.datasets.exporting import export
 from featstore.adapters.datasets.graphbolt import graphbolt
 from featstore.adapters.datasets.igb import igb
@@ -24,6 +27,17 @@ from featstore.adapters.datasets.ogb import ogb
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import SOURCES, Source, register
 from featstore.adapters.datasets.tablesource import TABLE
+
+if TYPE_CHECKING:
+    from featstore.adapters.datasets import tables as tables
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import ``tables`` at the first access: it needs pyarrow, which the others can do without."""
+        if name != "tables":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.tables")
+
 
 register(TABLE)
 

@@ -35,6 +35,7 @@ UInt8s = npt.NDArray[np.uint8]
 _BLOCK_BYTES: Final = 1 << 20  # of text, parsed together
 _ROW: Final = re.compile(r"Row #(\d+): (.*)", re.DOTALL)
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): ")
+_FRACTION: Final = re.compile(r"invalid value '\s*[-+]?\d*\.\d*(e[-+]?\d+)?\s*'", re.IGNORECASE)
 _ADVICE: Final = "; the values before it are whole numbers: give feature_dtype or label_dtype (--feature-dtype float32)"
 _MOST_RECORDS: Final = 10_000
 _MOST_RECORD_BYTES: Final = 1 << 22
@@ -213,7 +214,7 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
         if threads and not _ROW.search(str(error)):
             for _ in _batches(path, width, dtype, threads=False, is_guess=is_guess):
                 pass
-        raise FormatError(_explained(path, str(error), is_guess), path) from None
+        raise FormatError(_explained(path, str(error), is_guess, is_of_pairs=width == 2 and not is_guess), path) from None
     except OSError as error:
         if number := errno_of(error):  # pyarrow does not say of which file
             raise OSError(number, os.strerror(number), path) from None
@@ -221,13 +222,21 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
         raise CorruptionError(f"not a whole gzip file: {error}", path) from None
 
 
-def _explained(path: str, text: str, is_guess: bool) -> str:
-    """Say an error of pyarrow's with file, line and column."""
+def _explained(path: str, text: str, is_guess: bool, *, is_of_pairs: bool) -> str:
+    """Say an error of pyarrow's with file, line, column, and what is likely its cause."""
     column, row = _COLUMN.search(text), _ROW.search(text)
     if "Empty CSV file" in text:
         return f"{path}: the file is empty"
     said = (text if row is None else row[2]).removeprefix("CSV parse error: ").removeprefix("CSV conversion error to ")
     line = "" if row is None else f", line {row[1]}"
     at = "" if column is None else f", column {int(column[1]) + 1}"
-    advice = _ADVICE if is_guess and "int64" in said else ""
+    advice = ""
+    if is_guess and "int64" in said:
+        advice = _ADVICE
+    elif "int64" in said and _FRACTION.search(said):
+        advice = "; it holds whole numbers: write 51, not 51.0"
+    elif line == ", line 1" and column is not None:
+        advice = "; OGB's and GraphBolt's CSV has no header: remove the line if it is one"
+    elif "Expected 2 columns" in said and is_of_pairs:
+        advice = "; edges in OGB's and GraphBolt's CSV have two columns, source and destination, and no header"
     return f"{path}{line}{at}: {' '.join(said.split())}{advice}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +22,13 @@ from featstore.creation.extsort import PairSorter
 from featstore.errors import BudgetError, MissingExtraError
 from featstore.graph.adjacency import write_edges
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.idmaps.idmap import maps_of
 from featstore.progress import Progress
 from featstore.storage.builddir import SUFFIX_BYTES, BuildDirectory
 from featstore.storage.calls import check_length, close_fd, close_quietly, fsync_fd, pwrite_all
 from featstore.storage.writer import fsync_directory
 from featstore.topology.crossedges import blocks_in
-from featstore.topology.types import ONE_EDGE, EdgeKey, EdgeType, edge_name
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, edge_name
 
 __all__ = ["FORMS", "export"]
 
@@ -73,6 +75,8 @@ def export(
         The files, by their paths in the folder: ``features/x.npy``, ``node_data/y.npy``, ``edge_features/w.npy``, and
         ``edges.npy`` of shape (2, E), sources and destinations. With types ``features/paper/x.npy``,
         ``edges/author,writes,paper.npy`` and so on. In Parquet edges have the columns ``source`` and ``destination``.
+        If nodes have names (``g.ids()``), ``ids.parquet`` has columns ``id`` and ``name``; in the form ``npy`` row ``i`` of
+        ``ids.npy`` is the integer name of node ``i``, and line ``i`` of ``ids.jsonl`` its text as a JSON string.
 
     Raises
     ------
@@ -108,23 +112,32 @@ def export(
         raise BudgetError(f"export in {format_size(n_bytes)}", LEAST_MEMORY)
     new_writer = _writer_of(form)
     stores = [("features", g.features), *([("edge_features", g.edge_features)] if edges else [])]
+    names = {of: g.ids(of) for of in maps_of(g.catalog)}
     total = sum(each.nbytes for _, of in stores for each in of.values()) + 16 * g.num_edges * edges
+    total += 8 * sum(map(len, names.values()))
     # A commit that fails leaves no folder; the next export removes what killed ones left.
     with BuildDirectory(target, what="folder of exported files", has_locks=False) as made:
         build = made.path
         of_data = [f"node_data/{name}" for name in g.node_data]
         of_edges = [_edges_file(kind) for kind in g.types.edges.values()] if edges else []
-        for name in (*(f"{kind}/{name}" for kind, of in stores for name in of), *of_data, *of_edges):
-            path = os.path.join(target, f"{name}.{form}")
+        of_names = {
+            of: f"{_ids_file(of)}.{'jsonl' if (form, ids.kind) == ('npy', 'text') else form}" for of, ids in names.items()
+        }
+        of_fields = (f"{kind}/{name}" for kind, of in stores for name in of)
+        for name in (*(f"{each}.{form}" for each in (*of_fields, *of_data, *of_edges)), *of_names.values()):
+            path = os.path.join(target, name)
             check_length(path, "a file of an export", _LONG_NAMES, inside=SUFFIX_BYTES)
         with Progress("export", total, progress) as bar:
             files: list[str] = []
 
-            def writer(name: str, label: str, dtype: str, shape: Sequence[int]) -> _Writer:
-                files.append(f"{name}.{form}")
-                path = os.path.join(build, files[-1])
+            def placed(file: str) -> str:
+                files.append(file)
+                path = os.path.join(build, file)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                return new_writer(path, [label], dtype, tuple(shape))
+                return path
+
+            def writer(name: str, label: str, dtype: str, shape: Sequence[int]) -> _Writer:
+                return new_writer(placed(f"{name}.{form}"), [label], dtype, tuple(shape))
 
             for kind, of in stores:
                 for name, store in of.items():
@@ -137,12 +150,17 @@ def export(
                 with writer(f"node_data/{name}", name.rpartition("/")[2], _numpy_name(data.dtype), data.shape) as out:
                     for part in torch.split(data, max(1, _DATA_BYTES * len(data) // max(1, data.nbytes))):
                         out.write(_numbers(part))
+            for node_type, ids in names.items():
+                file = of_names[node_type]
+                names_writer = _NAMES_WRITERS[file.rpartition(".")[2]]
+                with names_writer(placed(file), ["id", "name"], ids.kind, (len(ids),)) as out:
+                    for block in ids.blocks():
+                        out.write(block)
+                        bar.add(8 * len(block))
             if edges:
                 with g.budget.reserve(HOLDER, n_bytes):
                     for kind_of, blocks in _edges_by_type(g, n_bytes, build):
-                        files.append(f"{_edges_file(kind_of)}.{form}")
-                        path = os.path.join(build, files[-1])
-                        os.makedirs(os.path.dirname(path), exist_ok=True)
+                        path = placed(f"{_edges_file(kind_of)}.{form}")
                         with new_writer(path, ["source", "destination"], "int64", (2, kind_of.n_edges)) as out:
                             for block in blocks:
                                 out.write_columns(block)
@@ -155,6 +173,10 @@ def export(
 
 def _edges_file(kind: EdgeType) -> str:
     return "edges" if kind.key == ONE_EDGE else f"edges/{edge_name(kind.key)}"
+
+
+def _ids_file(of: str) -> str:
+    return "ids" if of == ONE_NODE else f"ids/{of}"
 
 
 def _numpy_name(dtype: torch.dtype) -> str:
@@ -249,12 +271,12 @@ class _Writer(ABC):
         """Write what comes before the first row."""
 
     @abstractmethod
-    def write(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows."""
+    def write(self, rows: Any) -> None:
+        """Append rows, an array; or names, a list of them."""
 
-    @abstractmethod
     def write_columns(self, block: Int64s) -> None:
         """Append columns ``[2, k]`` to an array ``[2, n]``."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Write what comes after the last row."""
@@ -328,10 +350,8 @@ class _ParquetWriter(_Writer):
         import pyarrow.parquet
 
         self._arrow = pyarrow
-        number = pyarrow.from_numpy_dtype(np.dtype(self.dtype))
         self._width = None if len(self.labels) > 1 or len(self.shape) == 1 else int(np.prod(self.shape[1:], dtype=np.int64))
-        kind = number if self._width is None else pyarrow.list_(number, self._width)
-        self._schema = pyarrow.schema([(label, kind) for label in self.labels])
+        self._schema = pyarrow.schema([(label, self.column_type(pyarrow, label)) for label in self.labels])
         self._sink = _Sink(self)
         self._file: Any = None
         try:
@@ -340,7 +360,11 @@ class _ParquetWriter(_Writer):
             self.abandon()
             raise
 
-    def write(self, rows: npt.NDArray[Any]) -> None:
+    def column_type(self, arrow: Any, label: str) -> Any:
+        number = arrow.from_numpy_dtype(np.dtype(self.dtype))
+        return number if self._width is None else arrow.list_(number, self._width)
+
+    def write(self, rows: Any) -> None:
         column = self._arrow.array(np.ascontiguousarray(rows).reshape(-1))
         if self._width is not None:
             column = self._arrow.FixedSizeListArray.from_arrays(column, self._width)
@@ -362,6 +386,28 @@ class _ParquetWriter(_Writer):
                 self._file.close()
 
 
+class _ParquetNamesWriter(_ParquetWriter):
+    _n_written = 0
+
+    def column_type(self, arrow: Any, label: str) -> Any:
+        return arrow.string() if (label, self.dtype) == ("name", "text") else arrow.int64()
+
+    def write(self, rows: Any) -> None:
+        first, self._n_written = self._n_written, self._n_written + len(rows)
+        self._append([self._arrow.array(np.arange(first, self._n_written)), self._arrow.array(rows)])
+
+
+class _LinesWriter(_Writer):
+    """Texts as JSON strings, one a line: a name may have line ends."""
+
+    def begin(self) -> None:
+        pass
+
+    def write(self, rows: Any) -> None:
+        self.put("".join(f"{json.dumps(text, ensure_ascii=False)}\n" for text in rows).encode())
+
+
+_NAMES_WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "jsonl": _LinesWriter, "parquet": _ParquetNamesWriter}
 _WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "parquet": _ParquetWriter}
 
 

@@ -51,11 +51,16 @@ def file_in(folder: str, *names: str) -> str | None:
     return next((path for path in paths if os.path.lexists(path)), None)
 
 
-def refuse_pickled(path: str, archive: str, *, of_types: bool = False) -> FormatError:
-    """Explain why a file of ``torch.save`` is not read, and what to do instead; ``of_types``: it has arrays by split and type."""
+def refuse_pickled(path: str, archive: str, *, of_types: bool = False, files: Mapping[str, str] | None = None) -> FormatError:
+    """Explain why a file of ``torch.save`` is not read, and what to do instead.
+
+    ``of_types``: it has arrays by split and type. ``files``: each has one array, which gets the name that it has here.
+    """
     loaded = f"load({json.dumps(path)}, weights_only=False)"
     if of_types:
         loaded = f'{{f"{{s}}/{{t}}": ids for s, of in {loaded}.items() for t, ids in of.items()}}'
+    elif files is not None:
+        loaded = f"{{s: load(file, weights_only=False) for s, file in {json.dumps(files)}.items()}}"
     code = f"from numpy import savez; from torch import load; savez({json.dumps(archive)}, **{loaded})"
     return FormatError(f"{path}: {PICKLED}, convert it once: python -c {shlex.quote(code)}", path)
 
@@ -80,9 +85,15 @@ def relations_in(folder: str, separator: str) -> dict[EdgeKey, str]:
     return found
 
 
-def numbers(given: Mapping[str, int] | Iterable[tuple[str, int]] | None) -> dict[str, int]:
-    """Convert the option ``num_nodes``, a mapping or the command line's pairs."""
-    return {kind: check_at_least(f"num_nodes[{kind!r}]", n, 0) for kind, n in dict(given or {}).items()}
+def numbers(
+    given: Mapping[str, int] | Iterable[tuple[str, int]] | None, relations: Iterable[EdgeKey], folder: str
+) -> dict[str, int]:
+    """Convert the option ``num_nodes``, a mapping or the command line's pairs; ValueError for a type that no relation has."""
+    found = {kind: check_at_least(f"num_nodes[{kind!r}]", n, 0) for kind, n in dict(given or {}).items()}
+    kinds = dict.fromkeys(end for key in relations for end in (key[0], key[2]))
+    if unknown := [kind for kind in found if kind not in kinds]:
+        raise ValueError(f"num_nodes: {folder} has no type {unknown[0]!r} of nodes; its relations have {', '.join(kinds)}")
+    return found
 
 
 def _nodes_of_type(text: str) -> tuple[str, int]:

@@ -117,6 +117,11 @@ class _Metadata:
             raise self.error(f"not YAML: {' '.join(str(error).split())}") from None
         self._refuse_repeats(read)
         self._all = self._mapping(read, "the file")
+        if "graph_topology" in self._all and "graph" not in self._all:
+            raise self.error(
+                "it is of GraphBolt's preprocessed folder, whose edges are a file of torch.save (graph_topology); "
+                f"give the folder above it, whose own {FILE} names the edges"
+            )
         self._graph = self._mapping(self._all.get("graph"), "graph")
 
     def error(self, text: str) -> FormatError:
@@ -267,13 +272,16 @@ class _Metadata:
                 kind = each.get("type")
                 arrays = {str(item.get("name")): item for item in self._entries(each, "data")}
                 seeds_of = next((arrays[each_name] for each_name in _SEEDS if each_name in arrays), None)
+                left_out = f"{set_name} of {kind or 'the nodes'} is left out, with its labels"
                 if seeds_of is None or ":" in str(kind):
-                    notes.append(f"{set_name} of {kind or 'the nodes'} is left out: its seeds are no nodes")
+                    why = "its seeds are edges" if seeds_of or ":" in str(kind) else f"it has no {' and no '.join(_SEEDS)}"
+                    notes.append(f"{left_out}: {why}, and splits here are of nodes")
                     continue
                 of = self._node_type(kind, nodes)
                 seeds = open_array(f"{set_name}: seeds", self._file(seeds_of, set_name))
                 if len(seeds.shape) != 1:
-                    notes.append(f"{set_name} of {kind or 'the nodes'} is left out: its seeds are pairs of nodes")
+                    shape = f"its seeds have shape {list(seeds.shape)}, not [k]: pairs are edges"
+                    notes.append(f"{left_out}: {shape}, and splits here are of nodes")
                     continue
                 if "int" not in seeds.dtype:
                     raise FormatError(f"{seeds.name} must hold whole numbers, not {seeds.dtype}")

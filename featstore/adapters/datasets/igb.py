@@ -132,10 +132,10 @@ def igb(
     if classes not in _LABEL_FILES:
         raise ValueError(f"classes: {classes!r} is neither 19 nor 2983")
     processed = os.path.join(root, "processed")
-    given = {**(SIZES[size] if size else {}), **numbers(num_nodes)}
     relations = relations_in(processed, "__")
     if CITES not in relations:
         raise FormatError(f"{processed}: there is no folder paper__cites__paper with the citations", processed)
+    given = {**(SIZES[size] if size else {}), **numbers(num_nodes, relations, processed)}
     if papers_only:
         relations = {CITES: relations[CITES]}
     kinds = dict.fromkeys((PAPER, *(end for key in relations for end in (key[0], key[2]))))

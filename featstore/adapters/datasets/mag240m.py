@@ -81,7 +81,7 @@ def mag240m(
     relations = relations_in(processed, "___")
     if not relations:
         raise FormatError(f"{processed}: there is no folder of a relation, such as paper___cites___paper", processed)
-    given, found = numbers(num_nodes), {}
+    given, found = numbers(num_nodes, relations, processed), {}
     kinds = dict.fromkeys(end for key in relations for end in (key[0], key[2]))
     for kind in kinds:
         features = file_in(os.path.join(processed, kind), "node_feat.npy")

@@ -13,7 +13,7 @@ from featstore.adapters.datasets.arrays import Archive, small_ints
 from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
-from featstore.adapters.datasets.writing import SPLITS, CheckedIds, FoundEdges, FoundNodes, write
+from featstore.adapters.datasets.writing import SPLITS, CheckedIds, FoundEdges, FoundNodes, Mask, write
 from featstore.creation import source as inputs
 from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
@@ -24,6 +24,7 @@ __all__ = ["npz", "scipy"]
 _EDGES: Final = (("edge_index",), ("indptr", "indices"), ("row", "col"))
 _SCIPY: Final = ("format", "shape", "data", "_is_array")
 _LABELS: Final = ("y", "labels", "label", "node_label")
+_MASKS: Final = ("train_mask", "val_mask", "valid_mask", "test_mask")
 
 
 def npz(
@@ -45,8 +46,9 @@ def npz(
     path : path-like
         The new dataset.
     features : str or list of str, optional
-        Arrays that become features, which are read from disk row by row; by default ``x``. All others become node data: labels
-        under ``y``, if they are named ``y``, ``labels``, ``label`` or ``node_label``.
+        Arrays that become features, which are read from disk row by row; by default ``x``. Others that are named ``edge_…``
+        become edge features; all the rest becomes node data: labels under ``y``, if they are named ``y``, ``labels``, ``label``
+        or ``node_label``.
     num_nodes : int, optional
         Needed if neither the matrix, nor the features, nor the labels say it.
     weights : bool
@@ -73,6 +75,7 @@ def npz(
     made = CreateOptions.given(path, options)
     archive = Archive(file)
     form = next((names for names in _EDGES if all(name in archive for name in names)), None)
+    kind = _format(archive, form)
     if form is None:
         there = ", ".join(archive.names)
         raise FormatError(
@@ -80,12 +83,12 @@ def npz(
             archive.path,
         )
     wanted = ["x"] if features is None else [features] if isinstance(features, str) else list(features)
-    of_matrix = {*form, *(_SCIPY if "format" in archive else ()), *(("data", "shape") if weights else ())}
+    of_matrix = {*form, *(_SCIPY if "format" in archive or weights or form != _EDGES[0] else ())}
     others = {name: archive.rows(name) for name in archive.names if name not in of_matrix}
     if missing := [name for name in wanted if name not in others and features is not None]:
         raise ValueError(f"features: {archive.path} has no {missing[0]!r} that is not of the edges; it has {', '.join(others)}")
     n = _num_nodes(archive, others, wanted, num_nodes)
-    nodes = FoundNodes(n)
+    nodes, edges = FoundNodes(n), FoundEdges(_edges(archive, form, kind, n))
     for name, source in others.items():
         if name in wanted:
             if source.n_rows != n:
@@ -93,21 +96,48 @@ def npz(
             nodes.features[name] = source
         elif name in _LABELS:
             nodes.add_labels(source)
+        elif SPLITS.get(name, name) in SPLITS.values():
+            nodes.add_split(name, CheckedIds(source, n), source.name)
         else:
-            if SPLITS.get(name, name) in SPLITS.values():
-                nodes.add_split(name, CheckedIds(source, n), source.name)
-            else:
-                nodes.data[name] = source
-    edges = FoundEdges(_edges(archive, form, n))
+            _add_other(name, source, nodes, edges)
+    notes = []
     if weights:
         edges.features["weight"] = archive.rows("data")
-    return write("npz", file, made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin)
+    elif "data" in archive and "data" not in others:
+        notes.append("the values of the matrix, data, are left out; weights (--weights) keeps them as the edge feature 'weight'")
+    return write("npz", file, made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, notes=notes, begin=begin)
+
+
+def _add_other(name: str, source: inputs.Source, nodes: FoundNodes, edges: FoundEdges) -> None:
+    """Add an array whose meaning its name and its number of rows say."""
+    n_edges = edges.edges.n_edges
+    if name.startswith("edge_"):
+        if source.n_rows != n_edges:
+            why = "an array named edge_… has a row for each: rename it in the archive, or remove it"
+            raise FormatError(f"{source.name} has {source.n_rows} rows, but there are {n_edges} edges; {why}")
+        edges.features[name] = source
+    elif 0 < source.n_rows == n_edges != nodes.n:
+        why = f"rows of edges are named edge_…: rename it to 'edge_{name}' in the archive, or remove it"
+        raise FormatError(f"{source.name} has {n_edges} rows, as there are edges, and there are {nodes.n} nodes; {why}")
+    else:
+        is_mask = name in _MASKS and source.dtype == "bool" and source.shape == (nodes.n,)
+        nodes.data[name] = Mask(source) if is_mask else source
+
+
+def _format(archive: Archive, form: tuple[str, ...] | None) -> str:
+    """Get the format of SciPy's matrices, ``csr`` if the archive names none; FormatError for one without lists of edges."""
+    given = archive.small("format").reshape(-1).tolist() if "format" in archive and form != _EDGES[0] else ["csr"]
+    kind = given[0] if len(given) == 1 else given
+    kind = kind.decode("utf-8", "backslashreplace") if isinstance(kind, bytes) else str(kind)
+    if kind not in ("csr", "csc") and (kind, form) != ("coo", ("row", "col")):
+        raise FormatError(f"{archive.path}: a matrix of format {kind!r}; convert it with .tocsr()", archive.path)
+    return kind
 
 
 def _num_nodes(archive: Archive, others: dict[str, Any], wanted: list[str], given: int | None) -> int:
     if given is not None:
         return given
-    if "format" in archive and "shape" in archive:
+    if "shape" in archive and "shape" not in others:
         shape = small_ints(archive, "shape")
         if len(shape) != 2 or shape[0] != shape[1]:
             raise FormatError(f"{archive.path}: a graph's matrix is square, not {shape}", archive.path)
@@ -122,17 +152,12 @@ def _num_nodes(archive: Archive, others: dict[str, Any], wanted: list[str], give
     return int(known[0])
 
 
-def _edges(archive: Archive, form: tuple[str, ...], n: int) -> EdgeList:
+def _edges(archive: Archive, form: tuple[str, ...], kind: str, n: int) -> EdgeList:
     first, second = (archive.rows(name, wider=True) for name in (form[0], form[-1]))
     if form == ("edge_index",):
         return EdgeList.of(first, n, n, pairs=False)
     if form == ("row", "col"):
         return EdgeList.of_columns(archive.path, first, second, n)
-    given = archive.small("format").reshape(-1).tolist() if "format" in archive else ["csr"]
-    kind = given[0] if len(given) == 1 else given
-    kind = kind.decode("utf-8", "backslashreplace") if isinstance(kind, bytes) else str(kind)
-    if kind not in ("csr", "csc"):
-        raise FormatError(f"{archive.path}: a matrix of format {kind!r}; convert it with .tocsr()", archive.path)
     if first.n_rows != n + 1:
         raise FormatError(f"{first.name} has {first.n_rows} entries for {n} nodes; there is one more than there are nodes")
     return EdgeList.of_lists(archive.path, first, second, n, from_rows=kind == "csr")

@@ -325,15 +325,23 @@ def _add_splits(root: str, name: str | None, nodes: dict[str, FoundNodes]) -> li
 
 
 def _add_split_files(nodes: FoundNodes, folder: str) -> None:
-    if (archive := file_in(folder, "split_dict.npz")) is not None:
-        for split, ids in read_split_archive(archive).items():
-            nodes.add_split(split, ids, f"{archive}: {split}")
-        return
+    archive, alone = os.path.join(folder, "split_dict.npz"), {}
+    given = read_split_archive(archive) if os.path.lexists(archive) else {}
+    for split, ids in given.items():
+        nodes.add_split(split, ids, f"{archive}: {split}")
     for split in ("train", "valid", "test"):
         path = os.path.join(folder, f"{split}.csv.gz")
-        if not os.path.lexists(path) and (pickled := file_in(folder, "split_dict.pt", f"{split}.pt")) is not None:
-            raise refuse_pickled(pickled, os.path.join(folder, "split_dict.npz"))
-        nodes.add_split(split, read_ints(path), path)
+        if os.path.lexists(path):
+            if split not in given:
+                nodes.add_split(split, read_ints(path), path)
+        elif not given and (pickled := file_in(folder, "split_dict.pt")) is not None:
+            raise refuse_pickled(pickled, archive)
+        elif not given and (pickled := file_in(folder, f"{split}.pt")) is not None:
+            alone[split] = pickled
+        elif not given:
+            read_ints(path)  # which is missing
+    if alone:
+        raise refuse_pickled(next(iter(alone.values())), archive, files=alone)
 
 
 def _add_options(group: argparse._ArgumentGroup) -> None:

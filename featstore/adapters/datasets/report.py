@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from featstore.storage.catalog import Catalog
+from featstore.topology.types import qualified
+
 __all__ = ["Report"]
 
 
@@ -36,6 +39,8 @@ class Report:
     notes : list of str
         What was left out or chosen, and why.
     seconds : float
+    features, edge_features : mapping of str to list of int
+        Shapes, by name; with types ``"paper/x"``.
     """
 
     source: str
@@ -51,6 +56,16 @@ class Report:
     splits: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    features: dict[str, list[int]] = field(default_factory=dict)
+    edge_features: dict[str, list[int]] = field(default_factory=dict)
+
+    def add_shapes(self, catalog: Catalog) -> None:
+        """Add the shapes of a new dataset's features."""
+        for key, record in catalog.fields.items():
+            of, kind, name = key.split("/", 2)
+            if record.role == "feature":
+                shapes = self.features if of == "node" else self.edge_features
+                shapes[qualified(kind, name)] = list(record.shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain containers, as ``--json`` prints them."""
@@ -62,9 +77,11 @@ class Report:
         if len(self.nodes) > 1 or len(self.edges) > 1:
             lines += [f"  node type  {name}: {n:,} nodes" for name, n in self.nodes.items()]
             lines += [f"  edge type  {name}: {n:,} edges" for name, n in self.edges.items()]
-        if self.edges_read != n_edges:
+        if self.loops_dropped or self.duplicates_dropped or self.reverses_added or self.edges_read != n_edges:
             dropped = f"{self.loops_dropped:,} self loops and {self.duplicates_dropped:,} duplicates dropped"
             lines.append(f"  edges read: {self.edges_read:,}; {self.reverses_added:,} reverses added; {dropped}")
+        lines += [f"  feature  {name}: {shape}" for name, shape in self.features.items()]
+        lines += [f"  edge feature  {name}: {shape}" for name, shape in self.edge_features.items()]
         lines += [f"  labels  {name}: {n:,} nodes have none" for name, n in self.unlabelled.items()]
         lines += [f"  split  {name}: {n:,} nodes" for name, n in self.splits.items()]
         lines += [f"  note: {each}" for each in self.notes]

@@ -37,6 +37,7 @@ __all__ = [
     "FoundEdges",
     "FoundNodes",
     "Labels",
+    "Mask",
     "PaddedLabels",
     "Positions",
     "check_ids",
@@ -85,31 +86,53 @@ class FoundEdges:
     both: bool = False
 
 
-class Labels(Source):
-    """Labels that are counted while they are read: rows that are all NaN, or all negative whole numbers, are missing."""
+class _Counted(Source):
+    """Rows some of which are counted while they are read, under the name ``what``."""
+
+    what = ""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.name, source.dtype, source.shape)
         self._source = source
         self._counts: dict[str, int] = {}
-        self._key = "missing"
+        self._key = self.what
 
     def count_in(self, counts: dict[str, int], name: str) -> None:
-        """Put the number of missing rows into ``counts``, once all are read."""
-        self._counts, self._key = counts, f"missing {name}"
+        """Put the number of counted rows into ``counts``, once all are read."""
+        self._counts, self._key = counts, f"{self.what} {name}"
 
     @property
-    def n_missing(self) -> int:
+    def n_counted(self) -> int:
         return self._counts[self._key]
 
+    def counted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Tell which of the values ``[k, …]`` count; a row does if all of its do."""
+        raise NotImplementedError
+
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
-        n_missing = 0
+        n = 0
         for block in self._source.blocks(max_bytes):
-            rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
-            missing = rows.isnan() if rows.is_floating_point() else rows < 0
-            n_missing += int(missing.all(1).sum())
+            n += int(self.counted(torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))).all(1).sum())
             yield block
-        self._counts[self._key] = n_missing
+        self._counts[self._key] = n
+
+
+class Labels(_Counted):
+    """Labels; counted are missing ones: rows that are all NaN, or all negative whole numbers."""
+
+    what = "missing"
+
+    def counted(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.isnan() if rows.is_floating_point() else rows < 0
+
+
+class Mask(_Counted):
+    """A split as a mask, bool ``[n]``; counted are its nodes."""
+
+    what = "chosen"
+
+    def counted(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
 
 
 class CheckedIds(Source):
@@ -258,6 +281,7 @@ def write(
     found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
     with opening_committed(f"the dataset at {options.path} is complete and in place, but opening it failed", options.path):
         catalog = current_catalog(options.path)
+    found.add_shapes(catalog)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges
         found.edges[edge_name(key)] = each.edges.n_edges
@@ -272,7 +296,9 @@ def write(
         for name, field_ in of_type.data.items():
             full = qualified(kind, name)
             if isinstance(field_, Labels):
-                found.unlabelled[full] = field_.n_missing
+                found.unlabelled[full] = field_.n_counted
+            elif isinstance(field_, Mask):
+                found.splits[full] = field_.n_counted
             elif name in SPLITS.values():
                 found.splits[full] = open_source(name, field_).n_rows
     found.seconds = time.perf_counter() - begin
@@ -301,7 +327,7 @@ def _inputs(
     inputs = inputs_of_folder(folder, path, fields, files, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
     for kind, each in nodes.items():
         for name, value in each.data.items():
-            if isinstance(value, Labels):
+            if isinstance(value, _Counted):
                 value.count_in(inputs.counts, qualified(kind, name))
     for key, found in edges.items():
         found.edges.count_in(inputs.counts, edge_name(key))
