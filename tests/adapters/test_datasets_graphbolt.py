@@ -125,16 +125,23 @@ def test_several_types_are_the_same_dataset(tmp_path: Path, capsys: pytest.Captu
     assert report.edges["paper,rev_writes,author"] == 90
 
 
-def test_pairs_as_seeds_are_noted(tmp_path: Path) -> None:
+def test_pairs_as_seeds_are_node_data(tmp_path: Path) -> None:
     bolt, _ = one_type(tmp_path / "in")
-    pairs = {"name": "links", "train_set": [{"data": [bolt.array("set/l", np.zeros((9, 2), np.int64), name="seeds")]}]}
-    bolt.meta["tasks"] = [pairs | {"test_set": [{"data": []}]}]
+    pairs, labels = np.arange(18).reshape(9, 2), np.arange(9) % 2
+    data = [bolt.array("set/l", pairs, name="seeds"), bolt.array("set/m", labels, name="labels")]
+    links = {"name": "links", "train_set": [{"data": data[:1]}], "validation_set": [{"data": data}]}
+    bolt.meta["tasks"] = [links | {"test_set": [{"data": []}]}]
     report = graphbolt(bolt.write(), tmp_path / "g", **TINY)
-    left_out = "of the nodes is left out, with its labels"
-    why = "its seeds have shape [9, 2], not [k]: pairs are edges, and splits here are of nodes"
-    assert f"train_set {left_out}: {why}" in report.notes
-    assert f"test_set {left_out}: it has no seeds and no seed_nodes, and splits here are of nodes" in report.notes
+    left_out = "test_set of the nodes is left out, with its labels"
+    assert f"{left_out}: it has no seeds and no seed_nodes, and splits here are of nodes" in report.notes
     assert not report.splits
+    with featstore.open(tmp_path / "g") as g:
+        assert {"train_edges", "valid_edges", "valid_edge_labels"} == set(g.node_data)
+        assert np.array_equal(g.node_data["train_edges"].numpy(), pairs)
+        assert g.node_data["valid_edge_labels"].tolist() == labels.tolist()
+    bolt.array("set/l", pairs + 41, name="seeds")
+    with pytest.raises(IndexError, match=r"\[[0-9]+\]: 5"):
+        graphbolt(bolt.write(), tmp_path / "other", **TINY)
 
 
 WRONG: dict[str, tuple[Any, type[BaseException], str]] = {

@@ -64,7 +64,9 @@ def graphbolt(
     -------
     Report
         Features have the names of ``metadata.yaml``. The seeds of the task's sets are ``train_idx``, ``valid_idx`` and
-        ``test_idx``; their labels become ``y``, a row for each node, with -1 or NaN where no set has one.
+        ``test_idx``; their labels become ``y``, a row for each node, with -1 or NaN where no set has one. Seeds that are pairs,
+        of a task of link prediction, become node data: ``train_edges`` ``[k, 2]``, ``train_edge_labels`` and
+        ``train_edge_indexes``, and so on.
 
     Raises
     ------
@@ -78,8 +80,8 @@ def graphbolt(
 
     Notes
     -----
-    ``in_memory`` has no meaning here, as features are on disk. Sets of seeds that are edges are left out, which the report says.
-    Labels are put together in a file without a name, beside the dataset.
+    ``in_memory`` has no meaning here, as features are on disk. With types, sets of seeds that are edges are left out, which the
+    report says. Labels are put together in a file without a name, beside the dataset.
     """
     begin = time.perf_counter()
     made = CreateOptions.given(path, options)
@@ -280,8 +282,15 @@ class _Metadata:
                 of = self._node_type(kind, nodes)
                 seeds = open_array(f"{set_name}: seeds", self._file(seeds_of, set_name))
                 if len(seeds.shape) != 1:
-                    shape = f"its seeds have shape {list(seeds.shape)}, not [k]: pairs are edges"
-                    notes.append(f"{left_out}: {shape}, and splits here are of nodes")
+                    if kind is not None:
+                        shape = f"its seeds have shape {list(seeds.shape)}, not [k]: pairs are edges"
+                        notes.append(f"{left_out}: {shape}, and splits here are of nodes")
+                        continue
+                    split = idx.removesuffix("_idx")
+                    nodes[of].data[f"{split}_edges"] = CheckedIds(seeds, nodes[of].n, pairs=True)
+                    for of_pairs in arrays.keys() & {"labels", "indexes"}:
+                        path = self._file(arrays[of_pairs], set_name)
+                        nodes[of].data[f"{split}_edge_{of_pairs}"] = open_array(f"{set_name}: {of_pairs}", path, seeds.n_rows)
                     continue
                 if "int" not in seeds.dtype:
                     raise FormatError(f"{seeds.name} must hold whole numbers, not {seeds.dtype}")

@@ -138,12 +138,13 @@ class Mask(_Counted):
 class CheckedIds(Source):
     """Ids of nodes that are checked while they are read: IndexError names the array and the position.
 
-    FormatError for an array of something else.
+    ``pairs``: the ends of edges, ``[k, 2]``. FormatError for an array of something else.
     """
 
-    def __init__(self, ids: Source, n: int) -> None:
-        if "int" not in ids.dtype or len(ids.shape) != 1:
-            raise FormatError(f"{ids.name} must hold ids of nodes, whole numbers [k], not {ids.dtype} {list(ids.shape)}")
+    def __init__(self, ids: Source, n: int, *, pairs: bool = False) -> None:
+        if "int" not in ids.dtype or ids.shape[1:] != ((2,) if pairs else ()):
+            shape = "[k, 2]" if pairs else "[k]"
+            raise FormatError(f"{ids.name} must hold ids of nodes, whole numbers {shape}, not {ids.dtype} {list(ids.shape)}")
         super().__init__(ids.name, ids.dtype, ids.shape)
         self._ids, self._n = ids, n
 
