@@ -29,7 +29,8 @@ class Column:
         A column of numbers or of lists of one length, or several columns of numbers, which become one row.
     dtype : str, optional
         Such as ``"float32"``: values are converted, and one that does not fit is an error. Among floats values are rounded, and
-        one that would become infinite is an error. By default what the columns have.
+        one that would become infinite is an error. By default what the columns have; int64 of dates, times and durations, which
+        are counted in the column's own unit (since 1970, since midnight).
     fill : number, optional
         Value of cells without one, and of numbers in lists without one. By default such a cell is an error.
     """
@@ -48,11 +49,16 @@ class Field:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fill: float | None
-    csv_type: pa.DataType | None = None  # to which cells of CSV are converted; None: what the first ones look like
+    kinds: tuple[pa.DataType | None, ...] = ()  # to which cells of CSV are converted; None: what the first ones look like
 
     @property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def units(self) -> str:
+        """Types of the columns that have times, as files could count in others."""
+        return ", ".join(str(kind) for kind in self.kinds if _is_time(kind)) or "no times"
 
 
 def id_kind(file: TableFile, column: str, text: bool | None) -> str:
@@ -140,11 +146,34 @@ class _LengthError(Exception):
     """Row, its length, and that of the first row; None: there is no list."""
 
 
+def _is_time(kind: pa.DataType | None) -> bool:
+    return kind is not None and pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+
+
 def _plain(kind: pa.DataType) -> np.dtype[Any] | None:
+    if _is_time(kind):
+        return np.dtype(np.int64)
+    if pa.types.is_decimal(kind):
+        return np.dtype(np.float64)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
         return found
     return None
+
+
+def _remedy(kind: pa.DataType, column: str) -> str:
+    if pa.types.is_decimal(kind):
+        return f"Column({column!r}, dtype='float64') converts them (on the command line NAME={column}/float64)"
+    if pa.types.is_null(kind):
+        return f"no cell near the top has a value: give Column({column!r}, dtype=…, fill=…)"
+    return "numbers and lists of numbers do; number texts first (pandas.factorize), or use them as ids"
+
+
+def _counted(column: pa.Array) -> pa.Array:
+    """Convert times to their counts, and decimals to float64."""
+    if _is_time(column.type):
+        column = column.view(f"int{column.type.bit_width}").cast(pa.int64())
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
 
 
 def field_of(file: TableFile, name: str, given: Any) -> Field:
@@ -158,26 +187,28 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
     except TypeError:
         raise TypeError(f"field {name!r}: {wanted.dtype!r} is no dtype of numbers, such as 'float32'") from None
     file.check(columns)
-    kinds, shape = [], None
+    plains, kinds, shape = [], [], None
     for column in columns:
         kind, width = _row_type(file, column)
         plain = np.dtype(wanted.dtype) if file.format == "csv" and wanted.dtype is not None else _plain(kind)
-        if plain is None:
-            raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; numbers and lists of numbers do")
+        if plain is None or (pa.types.is_decimal(kind) and (wanted.dtype is None or np.dtype(wanted.dtype).kind != "f")):
+            raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; {_remedy(kind, column)}")
         if width and len(columns) > 1:
             raise TypeError(
                 f"{file.path}: field {name!r} of several columns has lists in column {column!r}; give one or the other"
             )
-        kinds.append(plain)
+        plains.append(plain)
+        kinds.append(kind if _is_time(kind) else None)
         shape = width
-    dtype = np.result_type(*kinds) if wanted.dtype is None else np.dtype(wanted.dtype)
+    dtype = np.result_type(*plains) if wanted.dtype is None else np.dtype(wanted.dtype)
     dtype_name(dtype, of=f"field {name!r}")
     _check_fill(name, wanted.fill, dtype)
     assert shape is not None
     is_row = not isinstance(wanted.columns, str) and not shape
     # Floats are parsed as float64, so that one beyond the dtype is seen.
     csv_type = pa.float64() if dtype.kind == "f" else None if wanted.dtype is None else pa.from_numpy_dtype(dtype)
-    return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, csv_type)
+    of_columns = tuple(kind or csv_type for kind in kinds)
+    return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, of_columns)
 
 
 def _check_fill(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
@@ -254,6 +285,7 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
         raise ValueError(f"{block.where(at)}: column {name!r} has no value")
     if _plain(numbers.type) is None:
         raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
+    numbers = _counted(numbers)
     n_missing = int(numbers.null_count)
     missing = numbers.is_null().to_numpy(zero_copy_only=False) if n_missing else None
     if missing is not None:

@@ -129,6 +129,11 @@ class Tables:
                         f"{file.path}: field {name!r} has rows of {one.dtype.name} {list(one.shape)}, and in {files[0].path} of "
                         f"{each[0].dtype.name} {list(each[0].shape)}; Column(…, dtype=) converts them"
                     )
+                if one.units != each[0].units:
+                    raise TypeError(
+                        f"{file.path}: field {name!r} has {one.units}, and in {files[0].path} {each[0].units}; "
+                        "write all files with one type"
+                    )
             found[name] = role, each[0]
         return found
 
@@ -153,8 +158,8 @@ class Tables:
             are_ints = not file.may_have_hex
             types = {name: pa.int64() if kind == "int64" and are_ints else pa.string() for name, kind in columns.items()}
             for _, each in fields.values():
-                for column in each.columns:
-                    types.setdefault(column, each.csv_type)
+                for column, kind in zip(each.columns, each.kinds, strict=True):
+                    types.setdefault(column, kind)
             done = 0
             for block in file.blocks(types, begin[1] if number == begin[0] else 0):
                 yield number, block
