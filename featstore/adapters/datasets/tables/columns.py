@@ -80,10 +80,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _refuse_nulls(block: Block, name: str, column: pa.Array) -> None:
+_WHOLE_LISTS = "fill is for numbers, not for whole lists"
+
+
+def _no_value(name: str) -> str:
+    return f"Column({name!r}, fill=…) gives such cells one (on the command line --fill {name}=VALUE)"
+
+
+def _refuse_nulls(block: Block, name: str, column: pa.Array, advice: str = "") -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise ValueError(f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)")
+        text = f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)"
+        raise ValueError(text + (advice and f"; {advice}"))
 
 
 def names_of(block: Block, name: str, kind: str) -> Keys:
@@ -239,7 +247,7 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
             first = next(file.blocks({column: None}), None)
             if first is None:
                 raise ValueError(f"{file.path}: column {column!r} has lists, and no row tells their length")
-            _refuse_nulls(first, column, first.column(column))
+            _refuse_nulls(first, column, first.column(column), _WHOLE_LISTS)
             try:
                 numbers, shape = _numbers(first.column(column))
             except _LengthError as error:
@@ -252,8 +260,7 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
 def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueError:
     row, length, size = error.args
     if length is None:
-        text = f"{block.where(row)}: column {column!r} has no list there; fill is for numbers, not for whole lists"
-        return ValueError(text)
+        return ValueError(f"{block.where(row)}: column {column!r} has no list there; {_WHOLE_LISTS}")
     return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
 
 
@@ -272,7 +279,7 @@ def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], int]:
 def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], int]:
     column = block.column(name)
     if field.fill is None or not _plain(column.type):
-        _refuse_nulls(block, name, column)
+        _refuse_nulls(block, name, column, _no_value(name) if _plain(column.type) else _WHOLE_LISTS)
     try:
         numbers, width = _numbers(column)
     except _LengthError as error:
@@ -282,7 +289,7 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
         raise ValueError(f"{block.where(0)}: lists in column {name!r} have {width} numbers, and those before have {expected}")
     if numbers.null_count and field.fill is None:
         at = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, int(np.prod(width)))
-        raise ValueError(f"{block.where(at)}: column {name!r} has no value")
+        raise ValueError(f"{block.where(at)}: column {name!r} has no value; {_no_value(name)}")
     if _plain(numbers.type) is None:
         raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
     numbers = _counted(numbers)
