@@ -15,7 +15,7 @@ import pytest
 
 import featstore
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.tables import Column, EdgeTable, import_tables
+from featstore.adapters.datasets.tables import Column, EdgeTable, NodeTable, import_tables
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -95,3 +95,17 @@ def test_decimals_and_text_name_a_remedy(tmp_path: Path) -> None:
         imported(tmp_path, path, Column("v", "float64"))
     imported(tmp_path, path, Column("v", "float64", fill=0))
     assert stored(tmp_path).tolist() == [1.5, 0]
+
+
+def test_labels_that_are_none_are_counted_as_of_other_importers(tmp_path: Path) -> None:
+    path = tmp_path / "n.parquet"
+    none = float("nan")
+    columns = {"a": [-1, 0, -2, 3], "b": [none, 1.0, 2.0, none], "c": [None, 1, -1, None], "d": [-1, -1, 5, 5]}
+    write(path, id=["a", "b", "c", "d"], lists=[[none, none], [none, 1.0], [1.0, 2.0], [none, None]], **columns)
+    data = {"a": "a", "b": "b", "c": Column("c", fill=0), "ad": ["a", "d"], "lists": Column("lists", fill=7)}
+    data |= {"cd": Column(["c", "d"], fill=0), "year": "t"}
+    nodes = NodeTable(path, "id", features={"x": "b"}, data=data)
+    (tmp_path / "e.csv").write_text("s,t\na,b\n")
+    edges = EdgeTable(tmp_path / "e.csv", "s", "t")
+    report = import_tables(tmp_path / "g", nodes, edges, progress=False, memory="64MiB")
+    assert report.unlabelled == {"a": 2, "b": 2, "c": 3, "ad": 1, "lists": 2, "cd": 1}

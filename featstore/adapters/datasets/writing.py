@@ -40,6 +40,7 @@ __all__ = [
     "Positions",
     "check_ids",
     "check_room",
+    "count_unlabelled",
     "split_ids",
     "write",
 ]
@@ -104,11 +105,18 @@ class Labels(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         n_missing = 0
         for block in self._source.blocks(max_bytes):
-            rows = torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))
-            missing = rows.isnan() if rows.is_floating_point() else rows < 0
-            n_missing += int(missing.all(1).sum())
+            n_missing += count_unlabelled(block, self.dtype)
             yield block
         self._counts[self._key] = n_missing
+
+
+def count_unlabelled(block: UInt8s, dtype: str, filled: npt.NDArray[np.bool_] | None = None) -> int:
+    """Count the rows that are no label: all of their numbers are NaN, negative whole numbers, or ``filled``."""
+    rows = torch.from_numpy(np.array(block)).view(torch_dtype(dtype))
+    missing = rows.isnan() if rows.is_floating_point() else rows < 0
+    if filled is not None:
+        missing |= torch.from_numpy(filled.reshape(missing.shape))
+    return int(missing.all(1).sum())
 
 
 class CheckedIds(Source):

@@ -18,6 +18,8 @@ from featstore.idmaps.keys import IntKeys, Keys, TextKeys
 
 __all__ = ["Column", "Field", "field_of", "id_kind", "names_of", "rows_of", "texts_of"]
 
+Bools = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -264,19 +266,21 @@ def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueErro
     return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
 
 
-def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], int]:
-    """Read the rows of a field, ``[k, *shape]``, and count the numbers that were filled.
+def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
+    """Read the rows of a field, ``[k, *shape]``, and find the numbers that were filled; None if there is none.
 
     ValueError, which names the row, for a cell that cannot be one.
     """
     each = [_column_rows(block, column, field) for column in field.columns]
-    made, n_filled = [rows for rows, _ in each], sum(n for _, n in each)
+    made, filled = [rows for rows, _ in each], [found for _, found in each]
     if field.shape == (len(made),) and made[0].ndim == 1:
-        return np.stack(made, axis=1), n_filled
-    return made[0], n_filled
+        none = np.zeros(len(made[0]), np.bool_)
+        are_filled = any(found is not None for found in filled)
+        return np.stack(made, 1), np.stack([none if found is None else found for found in filled], 1) if are_filled else None
+    return each[0]
 
 
-def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], int]:
+def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
     column = block.column(name)
     if field.fill is None or not _plain(column.type):
         _refuse_nulls(block, name, column, _no_value(name) if _plain(column.type) else _WHOLE_LISTS)
@@ -293,13 +297,12 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
     if _plain(numbers.type) is None:
         raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
     numbers = _counted(numbers)
-    n_missing = int(numbers.null_count)
-    missing = numbers.is_null().to_numpy(zero_copy_only=False) if n_missing else None
+    missing = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
     if missing is not None:
         numbers = pc.fill_null(numbers, pa.scalar(numbers.type.to_pandas_dtype()(0), numbers.type))
     values: npt.NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     if missing is None and values.dtype == field.dtype:
-        return values.reshape(len(column), *width), 0
+        return values.reshape(len(column), *width), None
     with np.errstate(all="ignore"):
         found: npt.NDArray[Any] = values.astype(field.dtype)
         differ = np.isinf(found) & ~np.isinf(values) if field.dtype.kind == "f" else found != values
@@ -309,4 +312,4 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
     if missing is not None:
         assert field.fill is not None
         found[missing] = field.fill
-    return found.reshape(len(column), *width), n_missing
+    return found.reshape(len(column), *width), None if missing is None else missing.reshape(len(column), *width)

@@ -20,6 +20,7 @@ from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
 from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
 from featstore.adapters.datasets.tables.stepfiles import MOST_SPLITS, StepFiles
+from featstore.adapters.datasets.writing import count_unlabelled
 from featstore.creation.builder import Builder, field_stem
 from featstore.creation.inputfields import check_field_name
 from featstore.errors import UnknownNameError
@@ -33,6 +34,7 @@ __all__ = ["Counts", "Reading", "names_of_ends"]
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
 Item = TypeVar("Item")
 
 
@@ -49,7 +51,7 @@ class Counts:
     unknown: dict[EdgeKey, int] = field(default_factory=dict)  # edges left out, as an end is no node
     isolated: dict[str, int] = field(default_factory=dict)  # nodes of node tables that no edge has
     filled: dict[str, int] = field(default_factory=dict)  # cells of features without a value
-    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a value of node data
+    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a value of node data, as other importers count
     splits: dict[str, int] = field(default_factory=dict)
     was_spilled: bool = False
 
@@ -235,7 +237,7 @@ class Reading:
             for of, (_, each) in fields.items():
                 writer = data[of] if of in data else self._features[of, each.dtype.name, each.shape]
                 without = self._counts.unlabelled if of in data else self._counts.filled
-                _count(without, qualified(name, of), _write(writer, block, each))
+                _count(without, qualified(name, of), _write(writer, block, each, are_labels=of in data))
             if table.split is not None:
                 splits.write(block, table.split, before)
             self._have_read(number, file, block)
@@ -277,7 +279,7 @@ class Reading:
             self._have_read(number, file, block)
         return {self._files.step("edge", key, of): writer for of, writer in writers.items()}
 
-    def _known(self, key: EdgeKey, table: EdgeTable, block: Block, src: Int64s, dst: Int64s) -> npt.NDArray[np.bool_] | None:
+    def _known(self, key: EdgeKey, table: EdgeTable, block: Block, src: Int64s, dst: Int64s) -> Bools | None:
         """Find the edges whose ends are nodes; None if all are. UnknownNameError unless others are left out."""
         is_known = (src >= 0) & (dst >= 0)
         if is_known.all():
@@ -332,14 +334,16 @@ class _Splits:
         return {f"{text}_idx": writer.n_rows for text, writer in zip(self._texts, self.writers, strict=True)}
 
 
-def _write(writer: RowFileWriter, block: Block, field: Field, keep: npt.NDArray[np.bool_] | None = None) -> int:
-    """Append the rows of a field; return the number of cells without a value, which are filled."""
-    rows, n_filled = rows_of(block, field)
+def _write(writer: RowFileWriter, block: Block, field: Field, keep: Bools | None = None, *, are_labels: bool = False) -> int:
+    """Append the rows of a field; return the number of cells without a value, which are filled, or of rows that are no label."""
+    rows, filled = rows_of(block, field)
+    n_filled = 0 if filled is None else int(filled.sum())
     if keep is not None:
         rows = rows[keep]
     rows = np.ascontiguousarray(rows, field.dtype)
-    writer.write(rows.view(np.uint8).reshape(len(rows), field.row_bytes))
-    return n_filled
+    data = rows.view(np.uint8).reshape(len(rows), field.row_bytes)
+    writer.write(data)
+    return count_unlabelled(data, field.dtype.name, filled) if are_labels else n_filled
 
 
 def _count(counts: dict[str, int], name: str, n: int) -> None:
