@@ -1,9 +1,10 @@
-"""Columns of tables as fields: times, decimals, text, and what a refusal advises."""
+"""Columns of tables as fields: times, decimals, text; and what errors of files and columns advise."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import featstore
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables import Column, EdgeTable, NodeTable, import_tables
+from featstore.errors import CorruptionError, FormatError
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -109,3 +111,56 @@ def test_labels_that_are_none_are_counted_as_of_other_importers(tmp_path: Path) 
     edges = EdgeTable(tmp_path / "e.csv", "s", "t")
     report = import_tables(tmp_path / "g", nodes, edges, progress=False, memory="64MiB")
     assert report.unlabelled == {"a": 2, "b": 2, "c": 3, "ad": 1, "lists": 2, "cd": 1}
+
+
+def whole(suffix: str) -> bytes:
+    table, file = pa.table({"s": range(99), "t": range(99)}), BytesIO()
+    (pa.parquet.write_table if suffix == "parquet" else pa.feather.write_feather)(table, file)
+    return file.getvalue()
+
+
+FAR = b"x,s,v,t\n" + b"0,1,2,3\n" * 300_000
+BAD_VALUE = r"e\.csv, row 300002: column '{}': int64: invalid value 'w'; cells have the type of the first ones: {}"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        (
+            "e.csv",
+            b"s,v,t\n1,2,2\n3,4,caf\xe9\n",
+            r"row 3: column 't': string: invalid UTF8 data; not UTF-8: convert it \(iconv -f latin1",
+        ),
+        ("e.csv", "s,t,v,\xe9\n1,2,3,4\n".encode("latin1"), r"e\.csv: not UTF-8: convert it \(iconv -f latin1 -t utf-8\)"),
+        (
+            "e.csv",
+            "s,t,v\n1,2,3\n".encode("utf-16"),
+            r"e\.csv: not UTF-8 text, but UTF-16: convert it \(iconv -f utf-16 -t utf-8\)$",
+        ),
+        ("e.csv", b"\xfe\xff" + "s,t,v\n1,2,3\n".encode("utf-16-be"), r"e\.csv: not UTF-8 text, but UTF-16: convert it"),
+        ("e.csv", FAR + b"0,1,w,2\n", BAD_VALUE.format("v", r"Column\('v', dtype=…\).*--null-values\)$")),
+        ("e.csv", FAR + b"0,1,2,w\n", BAD_VALUE.format("t", r"text=True \(--text-ids\) reads ids as text$")),
+        ("e.csv.gz", b"s,t,v\n1,2,3\n", r"not a gzip file: "),
+        ("e.csv.bz2", b"s,t,v\n1,2,3\n", r"not a bzip2 file: "),
+        ("e.csv", b"s;t;v\n1;2;3\n", r"it has 's;t;v'; give delimiter=';' \(--delimiter\)"),
+        ("e.csv", b"s\tt\tv\n1\t2\t3\n", r"; give delimiter='.*t'"),
+        ("e.csv", b"s|t|v\n1|2|3\n", r"; give delimiter='\|'"),
+        ("e.csv", b"s\n1\n", r"it has 's'.$"),
+        ("e.csv", b"1,2,3.5\n3,4,5\n", r"it has '1', '2', '3\.5'; if it has no header, header=\[…\] names its columns"),
+        ("e.csv", b"s,x1,v\n3,4,5\n", r"it has 's', 'x1', 'v'.$"),
+        ("e.parquet", whole("parquet")[:-9], r"e\.parquet: Parquet magic bytes not found.*; the file ends early: copy it again$"),
+        ("e.parquet", b"", r"e\.parquet: Parquet file size is 0 bytes; the file ends early"),
+        ("e.parquet", b"s,t\n1,2\n" * 9, r"this is not a parquet file\.$"),
+        ("e.arrow", whole("arrow")[:-9], r"e\.arrow: Not an Arrow file; the file ends early: copy it again$"),
+    ],
+)
+def test_errors_of_files_say_what_helps(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises((FormatError, CorruptionError, KeyError), match=message):
+        imported(tmp_path, tmp_path / name)
+
+
+def test_columns_that_a_header_names_are_named(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("1,2,3\n1,2,x\n")
+    with pytest.raises(FormatError, match=r"row 2: column 'v': int64: invalid value 'x'"):
+        imported(tmp_path, tmp_path / "e.csv", Column("v", "int64"), header=["s", "t", "v"])

@@ -46,13 +46,14 @@ class Tables:
         self._fields = {id(table): self._find_fields(table) for table in (*self.nodes.values(), *self.edges.values())}
 
     def _open(self, table: NodeTable | EdgeTable, what: str) -> list[TableFile]:
-        files = find_files(table.files, what)
-        made = [TableFile(path, table.delimiter, table.header, table.null_values, self._block_bytes) for path in files]
+        ids = (table.id,) if isinstance(table, NodeTable) else (table.src, table.dst)
+        made = [
+            TableFile(path, table.delimiter, table.header, table.null_values, self._block_bytes, ids)
+            for path in find_files(table.files, what)
+        ]
+        split = [table.split] if isinstance(table, NodeTable) and table.split is not None else []
         for file in made:
-            if isinstance(table, NodeTable):
-                file.check([table.id, *([] if table.split is None else [table.split])])
-            else:
-                file.check([table.src, table.dst])
+            file.check([*ids, *split])
         return made
 
     @property
