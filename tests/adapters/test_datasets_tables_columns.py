@@ -87,6 +87,18 @@ def test_files_count_times_in_one_unit(tmp_path: Path) -> None:
         imported(tmp_path, [files[0], write(tmp_path / "n.parquet", v=[1])], Column("v", "int64"))
 
 
+def test_files_that_differ_in_lengths_or_dtypes(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / f"{i}.parquet", v=[[1.0] * n], w=pa.array([1], k)) for i, (n, k) in enumerate(((2, "i4"), (3, "i8")))
+    ]
+    with pytest.raises(
+        TypeError, match=r"1\.parquet: field 'v' has rows of float64 \[3\].*float64 \[2\]; rows of a field have one"
+    ):
+        imported(tmp_path, files)
+    with pytest.raises(TypeError, match=r"has rows of int64 \[\], and in .*; Column\(…, dtype=\) converts them$"):
+        imported(tmp_path, files, "w")
+
+
 def test_decimals_and_text_name_a_remedy(tmp_path: Path) -> None:
     path = write(tmp_path / "e.parquet", v=[Decimal("1.5"), None], w=[["1"], ["2"]])
     with pytest.raises(TypeError, match=r"column 'v' has decimal.*, which no field stores; Column\('v', dtype='float64'\)"):

@@ -126,9 +126,11 @@ class Tables:
             each = [field_of(file, name, given) for file in files]
             for file, one in zip(files, each, strict=True):
                 if (one.dtype, one.shape) != (each[0].dtype, each[0].shape):
+                    lengths = "rows of a field have one length: make the lists alike first"
+                    remedy = "Column(…, dtype=) converts them" if one.shape == each[0].shape else lengths
                     raise TypeError(
                         f"{file.path}: field {name!r} has rows of {one.dtype.name} {list(one.shape)}, and in {files[0].path} of "
-                        f"{each[0].dtype.name} {list(each[0].shape)}; Column(…, dtype=) converts them"
+                        f"{each[0].dtype.name} {list(each[0].shape)}; {remedy}"
                     )
                 if one.units != each[0].units:
                     raise TypeError(
