@@ -176,3 +176,19 @@ def test_columns_that_a_header_names_are_named(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("1,2,3\n1,2,x\n")
     with pytest.raises(FormatError, match=r"row 2: column 'v': int64: invalid value 'x'"):
         imported(tmp_path, tmp_path / "e.csv", Column("v", "int64"), header=["s", "t", "v"])
+
+
+def test_splits_have_the_names_of_other_importers(tmp_path: Path) -> None:
+    texts = ["Train", "val", "TEST", "train", None, "Validation", "valid", "Other", "other", "train"]
+    ids = [f"n{i}" for i in range(len(texts))]
+    path = write(tmp_path / "n.parquet", id=ids, split=texts, y=range(len(texts)))
+    (tmp_path / "e.csv").write_text("s,t\nn0,n1\n")
+    edges = EdgeTable(tmp_path / "e.csv", "s", "t")
+    report = import_tables(tmp_path / "g", NodeTable(path, "id", split="split"), edges, progress=False, memory="64MiB")
+    expected = {"train_idx": [0, 3, 9], "valid_idx": [1, 5, 6], "test_idx": [2], "Other_idx": [7], "other_idx": [8]}
+    assert report.splits == {name: len(nodes) for name, nodes in expected.items()}
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        assert {name: nodes.tolist() for name, nodes in g.node_data.items()} == expected
+    nodes = NodeTable(path, "id", data={"valid_idx": "y"}, split="split")
+    with pytest.raises(ValueError, match="a split of type '_' makes node data 'valid_idx', and there is another field"):
+        import_tables(tmp_path / "h", nodes, edges, progress=False, memory="64MiB")

@@ -20,7 +20,7 @@ from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
 from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
 from featstore.adapters.datasets.tables.stepfiles import MOST_SPLITS, StepFiles
-from featstore.adapters.datasets.writing import count_unlabelled
+from featstore.adapters.datasets.writing import SPLITS, count_unlabelled
 from featstore.creation.builder import Builder, field_stem
 from featstore.creation.inputfields import check_field_name
 from featstore.errors import UnknownNameError
@@ -299,39 +299,41 @@ class Reading:
 
 
 class _Splits:
-    """Nodes of a type by the text that a column has, each as a field of node data."""
+    """Nodes of a type by the text that a column has, each as a field of node data; texts of one split make one field."""
 
-    def __init__(self, files: StepFiles, name: str, texts: list[str], taken: Mapping[str, object]) -> None:
-        self._files, self._name, self._texts, self._taken = files, name, texts, taken  # taken: names of other fields
-        self.writers = [self._open(place) for place in range(len(texts))]  # those that an earlier call had
+    def __init__(self, files: StepFiles, name: str, fields: list[str], taken: Mapping[str, object]) -> None:
+        self._files, self._name, self._fields, self._taken = files, name, fields, taken  # taken: names of other fields
+        self.writers = [self._open(place) for place in range(len(fields))]  # those that an earlier call had
 
     def _open(self, place: int) -> RowFileWriter:
-        stem = field_stem(f"node/{self._name}", f"{self._texts[place]}_idx")
+        stem = field_stem(f"node/{self._name}", self._fields[place])
         return self._files.open("split", self._name, place, stem=stem)
 
     def write(self, block: Block, column: str, first: int) -> None:
         """Append the nodes of a block, whose first is ``first``; those without a value are in no split."""
         texts, numbers = texts_of(block, column)
-        for number, text in enumerate(texts):
-            nodes = first + np.flatnonzero(numbers == number)
-            if text not in self._texts:
-                self._add(text, block, column)
-            self.writers[self._texts.index(text)].write(nodes.astype("<i8").view(np.uint8).reshape(len(nodes), 8))
+        fields = [SPLITS.get(text.lower(), f"{text}_idx") for text in texts]
+        for field_ in dict.fromkeys(fields):
+            of_field = [number for number, each in enumerate(fields) if each == field_]
+            nodes = first + np.flatnonzero(np.isin(numbers, of_field))
+            if field_ not in self._fields:
+                self._add(field_, block, column)
+            self.writers[self._fields.index(field_)].write(nodes.astype("<i8").view(np.uint8).reshape(len(nodes), 8))
 
-    def _add(self, text: str, block: Block, column: str) -> None:
-        if len(self._texts) == MOST_SPLITS:
+    def _add(self, field_: str, block: Block, column: str) -> None:
+        if len(self._fields) == MOST_SPLITS:
             raise ValueError(f"{block.path}: more than {MOST_SPLITS} splits in column {column!r}")
-        check_field_name(f"{text}_idx", f"{block.path}: a split in column {column!r}")
-        if f"{text}_idx" in self._taken:
+        check_field_name(field_, f"{block.path}: a split in column {column!r}")
+        if field_ in self._taken:
             raise ValueError(
-                f"a split of type {self._name!r} makes node data {f'{text}_idx'!r}, and there is another field of this name"
+                f"a split of type {self._name!r} makes node data {field_!r}, and there is another field of this name"
             )
-        self._texts.append(text)
-        self.writers.append(self._open(len(self._texts) - 1))
+        self._fields.append(field_)
+        self.writers.append(self._open(len(self._fields) - 1))
 
     def counts(self) -> dict[str, int]:
         """Count the nodes of each, by the name of its field."""
-        return {f"{text}_idx": writer.n_rows for text, writer in zip(self._texts, self.writers, strict=True)}
+        return {of: writer.n_rows for of, writer in zip(self._fields, self.writers, strict=True)}
 
 
 def _write(writer: RowFileWriter, block: Block, field: Field, keep: Bools | None = None, *, are_labels: bool = False) -> int:
