@@ -88,7 +88,7 @@ def test_names_that_are_not_what_they_seem(tmp_path: Path) -> None:
         assert nothing_left(tmp_path)
 
     refused(b"s,d\n10,1\n0x0a,1\n", ValueError, r"e\.csv, row 3: id '0x0a' in column 's' is a hexadecimal number.* text=True")
-    refused("s,d\na,b".encode("utf-16"), FormatError, r"e\.csv: not UTF-8 text, perhaps UTF-16")
+    refused("s,d\na,b".encode("utf-16"), FormatError, r"e\.csv: not UTF-8 text, but UTF-16")
     coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
     refused(pa.table({"s": coded, "d": ["x", "y"]}), ValueError, r"e\.arrow, row 2: column 's' has no value")
     raw = pa.array([b"caf\xe9", b"ok"], pa.binary())

@@ -70,9 +70,52 @@ def test_several_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
         ({"nodes": ["p=papers.csv:doi"], "features": ["p:x"]}, "--features 'x' is not NAME=COLUMNS"),
         ({"nodes": ["p=papers.csv:doi"], "split": ["p=a", "p=b"]}, "--split: one column a type, not a, b"),
         ({"nodes": ["=papers.csv:doi"]}, "--nodes '=papers.csv:doi' is not"),
+        ({"edges": ["cites.csv:from:to"], "edge_header": ["p=a,b"]}, "--edge-header of type 'p': there is no such table"),
+        ({"edges": ["cites.csv:from:to"], "fill": ["year=0"]}, "--fill: no field has the columns 'year'"),
+        ({"edges": ["cites.csv:from:to"], "fill": ["year=x"]}, "--fill 'year=x' is not COLUMN=VALUE with a number"),
+        (
+            {"edges": ["cites.csv:from:to"], "fill": ["a=0", "a=1"]},
+            "--fill 'a=1' is not COLUMN=VALUE with a number, one for each",
+        ),
+        (
+            {"nodes": ["papers.csv:doi"], "features": ["x=a+b"], "fill": ["a=0", "b=1"]},
+            "--fill: columns a, b make one field 'x', which has one value",
+        ),
     ],
 )
 def test_wrong_words_are_named(folder: Path, words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(folder, folder / "g", progress=False, **words)
     assert not (folder / "g").exists()
+
+
+def test_cells_without_a_value_and_files_without_a_header(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "n.csv").write_text("p1,NA,\np2,3,4\n")
+    (folder / "e.csv").write_text("p2,p1,\np1,p1,2001\n")
+    line = [
+        "import",
+        "table",
+        str(folder),
+        str(folder / "g"),
+        "--memory",
+        "64MiB",
+        "--null-values",
+        "NA",
+        "--node-header",
+        "id,x,y",
+    ]
+    line += ["--nodes", "n.csv:id", "--features", "x=x/float32", "--node-data", "y=y/int64", "--edges", "e.csv:s:t"]
+    line += ["--edge-header", "s,t,year", "--edge-features", "year=year"]
+    assert main([*line, "--fill", "x=0.5"]) != 0
+    assert "n.csv, row 1: column 'y' has no value (1 such cells near there); Column('y', fill=…)" in (
+        said := capsys.readouterr().err
+    )
+    assert "--fill y=VALUE" in said
+    assert main([*line, "--fill", "x=nan", "y=-1", "--fill", "year=0"]) == 0
+    with featstore.open(folder / "g", memory="64MiB") as g:
+        assert g.features["x"][:].isnan().tolist() == [True, False]
+        assert g.node_data["y"].tolist() == [-1, 4]
+        assert g.edge_features["year"][:].tolist() == [0, 2001]
+    (folder / "n.csv").write_text("p1,1,2\n,3,4\n")
+    assert main([*line, "--overwrite"]) != 0
+    assert capsys.readouterr().err.rstrip().endswith("column 'id' has no value (1 such cells near there)")

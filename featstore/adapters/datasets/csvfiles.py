@@ -15,7 +15,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
 from featstore.storage.calls import close_quietly, open_input
 
-__all__ = ["CsvSource", "count_lines", "errno_of", "load_pandas", "read_ints", "read_records"]
+__all__ = ["CsvSource", "column_of", "count_lines", "errno_of", "explained", "load_pandas", "read_ints", "read_records"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -222,21 +222,39 @@ def _batches(path: str, width: int | None, dtype: str | None, *, threads: bool =
         raise CorruptionError(f"not a whole gzip file: {error}", path) from None
 
 
+def column_of(text: str, names: Sequence[str] | None = None) -> str | None:
+    """Name the column of an error of pyarrow's, by its number from 1 if there are no names; None if the error has none."""
+    found = _COLUMN.search(text)
+    if found is None:
+        return None
+    number = int(found[1])
+    return str(number + 1) if names is None or number >= len(names) else names[number]
+
+
+def explained(text: str, line: str, names: Sequence[str] | None = None) -> str:
+    """Say an error of pyarrow's behind the name of a file: with line, or ``"row"``, and column."""
+    column, row = column_of(text, names), _ROW.search(text)
+    said = (
+        _COLUMN.sub("", text if row is None else row[2])
+        .removeprefix("CSV parse error: ")
+        .removeprefix("CSV conversion error to ")
+    )
+    where = "" if row is None else f", {line} {row[1]}"
+    at = "" if column is None else f", column {column}" if names is None else f": column {column!r}"
+    return f"{where}{at}: {' '.join(said.split())}"
+
+
 def _explained(path: str, text: str, is_guess: bool, *, is_of_pairs: bool) -> str:
     """Say an error of pyarrow's with file, line, column, and what is likely its cause."""
-    column, row = _COLUMN.search(text), _ROW.search(text)
     if "Empty CSV file" in text:
         return f"{path}: the file is empty"
-    said = (text if row is None else row[2]).removeprefix("CSV parse error: ").removeprefix("CSV conversion error to ")
-    line = "" if row is None else f", line {row[1]}"
-    at = "" if column is None else f", column {int(column[1]) + 1}"
-    advice = ""
+    said, advice = explained(text, "line"), ""
     if is_guess and "int64" in said:
         advice = _ADVICE
     elif "int64" in said and _FRACTION.search(said):
         advice = "; it holds whole numbers: write 51, not 51.0"
-    elif line == ", line 1" and column is not None:
+    elif said.startswith(", line 1, column"):
         advice = "; OGB's and GraphBolt's CSV has no header: remove the line if it is one"
     elif "Expected 2 columns" in said and is_of_pairs:
         advice = "; edges in OGB's and GraphBolt's CSV have two columns, source and destination, and no header"
-    return f"{path}{line}{at}: {' '.join(said.split())}{advice}"
+    return f"{path}{said}{advice}"

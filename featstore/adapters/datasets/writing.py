@@ -42,6 +42,7 @@ __all__ = [
     "Positions",
     "check_ids",
     "check_room",
+    "count_unlabelled",
     "split_ids",
     "write",
 ]
@@ -105,25 +106,25 @@ class _Counted(Source):
     def n_counted(self) -> int:
         return self._counts[self._key]
 
-    def counted(self, rows: torch.Tensor) -> torch.Tensor:
-        """Tell which of the values ``[k, …]`` count; a row does if all of its do."""
+    def count(self, block: UInt8s) -> int:
+        """Count those of some rows, uint8 ``[k, row_bytes]``."""
         raise NotImplementedError
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         n = 0
         for block in self._source.blocks(max_bytes):
-            n += int(self.counted(torch.from_numpy(np.array(block)).view(torch_dtype(self.dtype))).all(1).sum())
+            n += self.count(block)
             yield block
         self._counts[self._key] = n
 
 
 class Labels(_Counted):
-    """Labels; counted are missing ones: rows that are all NaN, or all negative whole numbers."""
+    """Labels; counted are missing ones."""
 
     what = "missing"
 
-    def counted(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.isnan() if rows.is_floating_point() else rows < 0
+    def count(self, block: UInt8s) -> int:
+        return count_unlabelled(block, self.dtype)
 
 
 class Mask(_Counted):
@@ -131,8 +132,17 @@ class Mask(_Counted):
 
     what = "chosen"
 
-    def counted(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
+    def count(self, block: UInt8s) -> int:
+        return int(np.count_nonzero(block))
+
+
+def count_unlabelled(block: UInt8s, dtype: str, filled: npt.NDArray[np.bool_] | None = None) -> int:
+    """Count the rows that are no label: all of their numbers are NaN, negative whole numbers, or ``filled``."""
+    rows = torch.from_numpy(np.array(block)).view(torch_dtype(dtype))
+    missing = rows.isnan() if rows.is_floating_point() else rows < 0
+    if filled is not None:
+        missing |= torch.from_numpy(filled.reshape(missing.shape))
+    return int(missing.all(1).sum())
 
 
 class CheckedIds(Source):

@@ -18,6 +18,8 @@ from featstore.idmaps.keys import IntKeys, Keys, TextKeys
 
 __all__ = ["Column", "Field", "field_of", "id_kind", "names_of", "rows_of", "texts_of"]
 
+Bools = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -29,7 +31,8 @@ class Column:
         A column of numbers or of lists of one length, or several columns of numbers, which become one row.
     dtype : str, optional
         Such as ``"float32"``: values are converted, and one that does not fit is an error. Among floats values are rounded, and
-        one that would become infinite is an error. By default what the columns have.
+        one that would become infinite is an error. By default what the columns have; int64 of dates, times and durations, which
+        are counted in the column's own unit (since 1970, since midnight).
     fill : number, optional
         Value of cells without one, and of numbers in lists without one. By default such a cell is an error.
     """
@@ -48,11 +51,16 @@ class Field:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fill: float | None
-    csv_type: pa.DataType | None = None  # to which cells of CSV are converted; None: what the first ones look like
+    kinds: tuple[pa.DataType | None, ...] = ()  # to which cells of CSV are converted; None: what the first ones look like
 
     @property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def units(self) -> str:
+        """Types of the columns that have times, as files could count in others."""
+        return ", ".join(str(kind) for kind in self.kinds if _is_time(kind)) or "no times"
 
 
 def id_kind(file: TableFile, column: str, text: bool | None) -> str:
@@ -74,10 +82,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _refuse_nulls(block: Block, name: str, column: pa.Array) -> None:
+_WHOLE_LISTS = "fill is for numbers, not for whole lists"
+
+
+def _no_value(name: str) -> str:
+    return f"Column({name!r}, fill=…) gives such cells one (on the command line --fill {name}=VALUE)"
+
+
+def _refuse_nulls(block: Block, name: str, column: pa.Array, advice: str = "") -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise ValueError(f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)")
+        text = f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)"
+        raise ValueError(text + (advice and f"; {advice}"))
 
 
 def names_of(block: Block, name: str, kind: str) -> Keys:
@@ -140,11 +156,34 @@ class _LengthError(Exception):
     """Row, its length, and that of the first row; None: there is no list."""
 
 
+def _is_time(kind: pa.DataType | None) -> bool:
+    return kind is not None and pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+
+
 def _plain(kind: pa.DataType) -> np.dtype[Any] | None:
+    if _is_time(kind):
+        return np.dtype(np.int64)
+    if pa.types.is_decimal(kind):
+        return np.dtype(np.float64)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
         return found
     return None
+
+
+def _remedy(kind: pa.DataType, column: str) -> str:
+    if pa.types.is_decimal(kind):
+        return f"Column({column!r}, dtype='float64') converts them (on the command line NAME={column}/float64)"
+    if pa.types.is_null(kind):
+        return f"no cell near the top has a value: give Column({column!r}, dtype=…, fill=…)"
+    return "numbers and lists of numbers do; number texts first (pandas.factorize), or use them as ids"
+
+
+def _counted(column: pa.Array) -> pa.Array:
+    """Convert times to their counts, and decimals to float64."""
+    if _is_time(column.type):
+        column = column.view(f"int{column.type.bit_width}").cast(pa.int64())
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
 
 
 def field_of(file: TableFile, name: str, given: Any) -> Field:
@@ -158,26 +197,28 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
     except TypeError:
         raise TypeError(f"field {name!r}: {wanted.dtype!r} is no dtype of numbers, such as 'float32'") from None
     file.check(columns)
-    kinds, shape = [], None
+    plains, kinds, shape = [], [], None
     for column in columns:
         kind, width = _row_type(file, column)
         plain = np.dtype(wanted.dtype) if file.format == "csv" and wanted.dtype is not None else _plain(kind)
-        if plain is None:
-            raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; numbers and lists of numbers do")
+        if plain is None or (pa.types.is_decimal(kind) and (wanted.dtype is None or np.dtype(wanted.dtype).kind != "f")):
+            raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; {_remedy(kind, column)}")
         if width and len(columns) > 1:
             raise TypeError(
                 f"{file.path}: field {name!r} of several columns has lists in column {column!r}; give one or the other"
             )
-        kinds.append(plain)
+        plains.append(plain)
+        kinds.append(kind if _is_time(kind) else None)
         shape = width
-    dtype = np.result_type(*kinds) if wanted.dtype is None else np.dtype(wanted.dtype)
+    dtype = np.result_type(*plains) if wanted.dtype is None else np.dtype(wanted.dtype)
     dtype_name(dtype, of=f"field {name!r}")
     _check_fill(name, wanted.fill, dtype)
     assert shape is not None
     is_row = not isinstance(wanted.columns, str) and not shape
     # Floats are parsed as float64, so that one beyond the dtype is seen.
     csv_type = pa.float64() if dtype.kind == "f" else None if wanted.dtype is None else pa.from_numpy_dtype(dtype)
-    return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, csv_type)
+    of_columns = tuple(kind or csv_type for kind in kinds)
+    return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, of_columns)
 
 
 def _check_fill(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
@@ -208,7 +249,7 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
             first = next(file.blocks({column: None}), None)
             if first is None:
                 raise ValueError(f"{file.path}: column {column!r} has lists, and no row tells their length")
-            _refuse_nulls(first, column, first.column(column))
+            _refuse_nulls(first, column, first.column(column), _WHOLE_LISTS)
             try:
                 numbers, shape = _numbers(first.column(column))
             except _LengthError as error:
@@ -221,27 +262,28 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
 def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueError:
     row, length, size = error.args
     if length is None:
-        text = f"{block.where(row)}: column {column!r} has no list there; fill is for numbers, not for whole lists"
-        return ValueError(text)
+        return ValueError(f"{block.where(row)}: column {column!r} has no list there; {_WHOLE_LISTS}")
     return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
 
 
-def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], int]:
-    """Read the rows of a field, ``[k, *shape]``, and count the numbers that were filled.
+def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
+    """Read the rows of a field, ``[k, *shape]``, and find the numbers that were filled; None if there is none.
 
     ValueError, which names the row, for a cell that cannot be one.
     """
     each = [_column_rows(block, column, field) for column in field.columns]
-    made, n_filled = [rows for rows, _ in each], sum(n for _, n in each)
+    made, filled = [rows for rows, _ in each], [found for _, found in each]
     if field.shape == (len(made),) and made[0].ndim == 1:
-        return np.stack(made, axis=1), n_filled
-    return made[0], n_filled
+        none = np.zeros(len(made[0]), np.bool_)
+        are_filled = any(found is not None for found in filled)
+        return np.stack(made, 1), np.stack([none if found is None else found for found in filled], 1) if are_filled else None
+    return each[0]
 
 
-def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], int]:
+def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
     column = block.column(name)
     if field.fill is None or not _plain(column.type):
-        _refuse_nulls(block, name, column)
+        _refuse_nulls(block, name, column, _no_value(name) if _plain(column.type) else _WHOLE_LISTS)
     try:
         numbers, width = _numbers(column)
     except _LengthError as error:
@@ -251,16 +293,16 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
         raise ValueError(f"{block.where(0)}: lists in column {name!r} have {width} numbers, and those before have {expected}")
     if numbers.null_count and field.fill is None:
         at = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, int(np.prod(width)))
-        raise ValueError(f"{block.where(at)}: column {name!r} has no value")
+        raise ValueError(f"{block.where(at)}: column {name!r} has no value; {_no_value(name)}")
     if _plain(numbers.type) is None:
         raise TypeError(f"{block.where(0)}: column {name!r} has {numbers.type}, which no field stores")
-    n_missing = int(numbers.null_count)
-    missing = numbers.is_null().to_numpy(zero_copy_only=False) if n_missing else None
+    numbers = _counted(numbers)
+    missing = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
     if missing is not None:
         numbers = pc.fill_null(numbers, pa.scalar(numbers.type.to_pandas_dtype()(0), numbers.type))
     values: npt.NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     if missing is None and values.dtype == field.dtype:
-        return values.reshape(len(column), *width), 0
+        return values.reshape(len(column), *width), None
     with np.errstate(all="ignore"):
         found: npt.NDArray[Any] = values.astype(field.dtype)
         differ = np.isinf(found) & ~np.isinf(values) if field.dtype.kind == "f" else found != values
@@ -270,4 +312,4 @@ def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any
     if missing is not None:
         assert field.fill is not None
         found[missing] = field.fill
-    return found.reshape(len(column), *width), n_missing
+    return found.reshape(len(column), *width), None if missing is None else missing.reshape(len(column), *width)

@@ -16,7 +16,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from featstore.adapters.datasets.arrays import check_memory
-from featstore.adapters.datasets.csvfiles import errno_of
+from featstore.adapters.datasets.csvfiles import column_of, errno_of, explained
 from featstore.config import format_size, listed, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
@@ -33,7 +33,14 @@ _FORMATS = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_COMPRESSED = {  # names of the formats, and how their files begin
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".bz2": ("bzip2", b"BZh"),
+    ".zst": ("Zstandard", b"\x28\xb5\x2f\xfd"),
+    ".lz4": ("LZ4", b"\x04\x22\x4d\x18"),
+}
+_MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}  # at the begin and the end of whole files
+_TO_UTF8 = "not UTF-8: convert it (iconv -f latin1 -t utf-8)"
 MOST_BLOCK_BYTES = 8 << 20
 _MOST_ROWS = 1 << 17
 _LEAST_ROWS = 16
@@ -114,12 +121,20 @@ class TableFile:
         Cells of CSV without quotes that have no value.
     block_bytes : int
         Bytes of a block, about; at most `MOST_BLOCK_BYTES`.
+    ids : sequence of str
+        Columns of ids, for messages.
     """
 
     def __init__(
-        self, path: str, delimiter: str | None, header: Sequence[str] | None, null_values: Sequence[str], block_bytes: int
+        self,
+        path: str,
+        delimiter: str | None,
+        header: Sequence[str] | None,
+        null_values: Sequence[str],
+        block_bytes: int,
+        ids: Sequence[str] = (),
     ) -> None:
-        self.path = path
+        self.path, self._ids = path, ids
         self.format = _format_of(path)
         self._delimiter = delimiter or ("\t" if ".tsv" in os.path.basename(path).lower() else ",")
         self._header = None if header is None else list(header)
@@ -161,9 +176,20 @@ class TableFile:
         there = self.schema.names
         for name in names:
             if name not in there:
-                raise KeyError(f"{self.path} has no column {name!r}; it has {listed(there)}")
+                raise KeyError(f"{self.path} has no column {name!r}; it has {listed(there)}{self._hint_of_names(there)}")
             if there.count(name) > 1:
                 raise ValueError(f"{self.path} has {there.count(name)} columns {name!r}")
+
+    def _hint_of_names(self, names: Sequence[str]) -> str:
+        """Say what may be wrong if a column is missing."""
+        if self.format != "csv":
+            return ""
+        other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            return f"; give delimiter={other!r} (--delimiter) if that is what is between its columns"
+        if self._header is None and any(re.fullmatch(r"\s*[-+]?\d+(\.\d*)?\s*", each) for each in names):
+            return "; if it has no header, header=[…] names its columns (--node-header and --edge-header)"
+        return ""
 
     def blocks(self, types: dict[str, pa.DataType | None], begin: int = 0) -> Iterator[Block]:
         """Yield the rows from ``begin`` on; ``types`` are the columns to read, and the types to which cells of CSV are converted.
@@ -303,19 +329,15 @@ class TableFile:
             yield
         except pa.ArrowInvalid as error:
             text = str(error)
+            if wide := self._encoding():
+                raise FormatError(f"{self.path}: {wide}", self.path) from None
             if self.format == "csv" and not _ROW.search(text):
                 text = self._with_row(types) or text
-            where = "" if (found := _ROW.search(text)) is None else f", row {found[1]}"
-            hint = ""
-            if "straddling" in text:
-                at_once = format_size(self._csv_bytes)
-                remedy = "give more memory" if self._csv_bytes < MOST_BLOCK_BYTES else "keep such rows in Parquet"
-                hint = f": a row is longer than the {at_once} that are read at once, or a quote is not closed; {remedy}"
-            elif "conversion error" in text:
-                hint = "; cells have the type of the first ones: give text=True for ids that are text, or a dtype for numbers"
-            raise FormatError(f"{self.path}{where}: {_ROW.sub('', text)}{hint}", self.path) from None
+            names = self._header if self._schema is None else self._schema.names
+            said = explained(text, "row", names) if self.format == "csv" else f": {text}"
+            raise FormatError(f"{self.path}{said}{self._hint(text, column_of(text, names))}", self.path) from None
         except UnicodeDecodeError as error:
-            raise FormatError(f"{self.path}: not UTF-8 text, perhaps UTF-16: {error}", self.path) from None
+            raise FormatError(f"{self.path}: {self._encoding() or _TO_UTF8}: {error}", self.path) from None
         except pa.ArrowMemoryError:
             raise
         except pa.ArrowException as error:
@@ -324,7 +346,40 @@ class TableFile:
             if number := errno_of(error):
                 raise OSError(number, os.strerror(number), self.path) from None
             check_memory(error)
-            raise CorruptionError(f"the file cannot be read to its end: {error}", self.path) from None
+            name, mark = _COMPRESSED.get(os.path.splitext(self.path.lower())[1], ("", b""))
+            why = f"the file cannot be read to its end: {error}; copy it again"
+            raise CorruptionError(why if self._begin().startswith(mark) else f"not a {name} file: {error}", self.path) from None
+
+    def _begin(self) -> bytes:
+        with naming(self.path), open(self.path, "rb", buffering=0) as file:
+            return file.read(6)
+
+    def _encoding(self) -> str:
+        """Say that CSV is UTF-16, if it begins so."""
+        is_wide = self.format == "csv" and self._begin().startswith((b"\xff\xfe", b"\xfe\xff"))
+        return "not UTF-8 text, but UTF-16: convert it (iconv -f utf-16 -t utf-8)" if is_wide else ""
+
+    def _hint(self, text: str, column: str | None) -> str:
+        """Say what helps against an error of pyarrow's, which may be of a column."""
+        if (mark := _MARKS.get(str(self.format))) is not None:
+            with naming(self.path), open(self.path, "rb") as file:
+                data = file.read(len(mark))
+                file.seek(max(0, self.n_bytes - len(mark)))
+                return "; the file ends early: copy it again" if mark.startswith(data) and file.read() != mark else ""
+        if "straddling" in text:
+            at_once = format_size(self._csv_bytes)
+            remedy = "give more memory" if self._csv_bytes < MOST_BLOCK_BYTES else "keep such rows in Parquet"
+            return f": a row is longer than the {at_once} that are read at once, or a quote is not closed; {remedy}"
+        if "invalid UTF8" in text:
+            return f"; {_TO_UTF8}"
+        if "conversion error" not in text:
+            return ""
+        if column in self._ids:
+            return "; cells have the type of the first ones: text=True (--text-ids) reads ids as text"
+        return (
+            f"; cells have the type of the first ones: Column({column!r}, dtype=…) gives another (NAME={column}/DTYPE), and "
+            "null_values=[…] names cells without a value (--null-values)"
+        )
 
     def _with_row(self, types: dict[str, Any] | None) -> str | None:
         """Read the file once more, in one thread, which knows in which row the error is."""

@@ -51,7 +51,8 @@ class NodeTable(Table):
     data : mapping of str to columns, optional
         Node data, such as labels; a row for each node.
     split : str, optional
-        A column of text, such as ``train``, ``valid`` and ``test``. The nodes of each become node data: ``train_idx``.
+        A column of text, such as ``train``, ``valid`` and ``test``. The nodes of each become node data: ``train_idx``. These,
+        ``val`` and ``validation`` are known in any case: ``Val`` makes ``valid_idx``.
     """
 
     files: Any

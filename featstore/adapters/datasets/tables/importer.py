@@ -107,9 +107,9 @@ class Importer:
                 if role == "data":
                     shape = (n_nodes[name], *each.shape)
                     builder.register(f"node/{name}/{of}", "data", files.made("data", name, of), shape)
-            for place, text in enumerate(read["splits"].get(name, ())):
+            for place, of in enumerate(read["splits"].get(name, ())):
                 file = files.made("split", name, place)
-                builder.register(f"node/{name}/{text}_idx", "data", file, (file.n_rows,))
+                builder.register(f"node/{name}/{of}", "data", file, (file.n_rows,))
         for (key, edge_table), n_edges in zip(tables.edges.items(), read["n_kept"], strict=True):
             for of, (_, each) in tables.fields(edge_table).items():
                 shape = (n_edges, *each.shape)

@@ -46,13 +46,14 @@ class Tables:
         self._fields = {id(table): self._find_fields(table) for table in (*self.nodes.values(), *self.edges.values())}
 
     def _open(self, table: NodeTable | EdgeTable, what: str) -> list[TableFile]:
-        files = find_files(table.files, what)
-        made = [TableFile(path, table.delimiter, table.header, table.null_values, self._block_bytes) for path in files]
+        ids = (table.id,) if isinstance(table, NodeTable) else (table.src, table.dst)
+        made = [
+            TableFile(path, table.delimiter, table.header, table.null_values, self._block_bytes, ids)
+            for path in find_files(table.files, what)
+        ]
+        split = [table.split] if isinstance(table, NodeTable) and table.split is not None else []
         for file in made:
-            if isinstance(table, NodeTable):
-                file.check([table.id, *([] if table.split is None else [table.split])])
-            else:
-                file.check([table.src, table.dst])
+            file.check([*ids, *split])
         return made
 
     @property
@@ -125,9 +126,16 @@ class Tables:
             each = [field_of(file, name, given) for file in files]
             for file, one in zip(files, each, strict=True):
                 if (one.dtype, one.shape) != (each[0].dtype, each[0].shape):
+                    lengths = "rows of a field have one length: make the lists alike first"
+                    remedy = "Column(…, dtype=) converts them" if one.shape == each[0].shape else lengths
                     raise TypeError(
                         f"{file.path}: field {name!r} has rows of {one.dtype.name} {list(one.shape)}, and in {files[0].path} of "
-                        f"{each[0].dtype.name} {list(each[0].shape)}; Column(…, dtype=) converts them"
+                        f"{each[0].dtype.name} {list(each[0].shape)}; {remedy}"
+                    )
+                if one.units != each[0].units:
+                    raise TypeError(
+                        f"{file.path}: field {name!r} has {one.units}, and in {files[0].path} {each[0].units}; "
+                        "write all files with one type"
                     )
             found[name] = role, each[0]
         return found
@@ -153,8 +161,8 @@ class Tables:
             are_ints = not file.may_have_hex
             types = {name: pa.int64() if kind == "int64" and are_ints else pa.string() for name, kind in columns.items()}
             for _, each in fields.values():
-                for column in each.columns:
-                    types.setdefault(column, each.csv_type)
+                for column, kind in zip(each.columns, each.kinds, strict=True):
+                    types.setdefault(column, kind)
             done = 0
             for block in file.blocks(types, begin[1] if number == begin[0] else 0):
                 yield number, block

@@ -20,6 +20,7 @@ from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
 from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
 from featstore.adapters.datasets.tables.stepfiles import MOST_SPLITS, StepFiles
+from featstore.adapters.datasets.writing import SPLITS, count_unlabelled
 from featstore.creation.builder import Builder, field_stem
 from featstore.creation.inputfields import check_field_name
 from featstore.errors import UnknownNameError
@@ -33,6 +34,7 @@ __all__ = ["Counts", "Reading", "names_of_ends"]
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
 Item = TypeVar("Item")
 
 
@@ -49,7 +51,7 @@ class Counts:
     unknown: dict[EdgeKey, int] = field(default_factory=dict)  # edges left out, as an end is no node
     isolated: dict[str, int] = field(default_factory=dict)  # nodes of node tables that no edge has
     filled: dict[str, int] = field(default_factory=dict)  # cells of features without a value
-    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a value of node data
+    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a value of node data, as other importers count
     splits: dict[str, int] = field(default_factory=dict)
     was_spilled: bool = False
 
@@ -235,7 +237,7 @@ class Reading:
             for of, (_, each) in fields.items():
                 writer = data[of] if of in data else self._features[of, each.dtype.name, each.shape]
                 without = self._counts.unlabelled if of in data else self._counts.filled
-                _count(without, qualified(name, of), _write(writer, block, each))
+                _count(without, qualified(name, of), _write(writer, block, each, are_labels=of in data))
             if table.split is not None:
                 splits.write(block, table.split, before)
             self._have_read(number, file, block)
@@ -277,7 +279,7 @@ class Reading:
             self._have_read(number, file, block)
         return {self._files.step("edge", key, of): writer for of, writer in writers.items()}
 
-    def _known(self, key: EdgeKey, table: EdgeTable, block: Block, src: Int64s, dst: Int64s) -> npt.NDArray[np.bool_] | None:
+    def _known(self, key: EdgeKey, table: EdgeTable, block: Block, src: Int64s, dst: Int64s) -> Bools | None:
         """Find the edges whose ends are nodes; None if all are. UnknownNameError unless others are left out."""
         is_known = (src >= 0) & (dst >= 0)
         if is_known.all():
@@ -297,49 +299,53 @@ class Reading:
 
 
 class _Splits:
-    """Nodes of a type by the text that a column has, each as a field of node data."""
+    """Nodes of a type by the text that a column has, each as a field of node data; texts of one split make one field."""
 
-    def __init__(self, files: StepFiles, name: str, texts: list[str], taken: Mapping[str, object]) -> None:
-        self._files, self._name, self._texts, self._taken = files, name, texts, taken  # taken: names of other fields
-        self.writers = [self._open(place) for place in range(len(texts))]  # those that an earlier call had
+    def __init__(self, files: StepFiles, name: str, fields: list[str], taken: Mapping[str, object]) -> None:
+        self._files, self._name, self._fields, self._taken = files, name, fields, taken  # taken: names of other fields
+        self.writers = [self._open(place) for place in range(len(fields))]  # those that an earlier call had
 
     def _open(self, place: int) -> RowFileWriter:
-        stem = field_stem(f"node/{self._name}", f"{self._texts[place]}_idx")
+        stem = field_stem(f"node/{self._name}", self._fields[place])
         return self._files.open("split", self._name, place, stem=stem)
 
     def write(self, block: Block, column: str, first: int) -> None:
         """Append the nodes of a block, whose first is ``first``; those without a value are in no split."""
         texts, numbers = texts_of(block, column)
-        for number, text in enumerate(texts):
-            nodes = first + np.flatnonzero(numbers == number)
-            if text not in self._texts:
-                self._add(text, block, column)
-            self.writers[self._texts.index(text)].write(nodes.astype("<i8").view(np.uint8).reshape(len(nodes), 8))
+        fields = [SPLITS.get(text.lower(), f"{text}_idx") for text in texts]
+        for field_ in dict.fromkeys(fields):
+            of_field = [number for number, each in enumerate(fields) if each == field_]
+            nodes = first + np.flatnonzero(np.isin(numbers, of_field))
+            if field_ not in self._fields:
+                self._add(field_, block, column)
+            self.writers[self._fields.index(field_)].write(nodes.astype("<i8").view(np.uint8).reshape(len(nodes), 8))
 
-    def _add(self, text: str, block: Block, column: str) -> None:
-        if len(self._texts) == MOST_SPLITS:
+    def _add(self, field_: str, block: Block, column: str) -> None:
+        if len(self._fields) == MOST_SPLITS:
             raise ValueError(f"{block.path}: more than {MOST_SPLITS} splits in column {column!r}")
-        check_field_name(f"{text}_idx", f"{block.path}: a split in column {column!r}")
-        if f"{text}_idx" in self._taken:
+        check_field_name(field_, f"{block.path}: a split in column {column!r}")
+        if field_ in self._taken:
             raise ValueError(
-                f"a split of type {self._name!r} makes node data {f'{text}_idx'!r}, and there is another field of this name"
+                f"a split of type {self._name!r} makes node data {field_!r}, and there is another field of this name"
             )
-        self._texts.append(text)
-        self.writers.append(self._open(len(self._texts) - 1))
+        self._fields.append(field_)
+        self.writers.append(self._open(len(self._fields) - 1))
 
     def counts(self) -> dict[str, int]:
         """Count the nodes of each, by the name of its field."""
-        return {f"{text}_idx": writer.n_rows for text, writer in zip(self._texts, self.writers, strict=True)}
+        return {of: writer.n_rows for of, writer in zip(self._fields, self.writers, strict=True)}
 
 
-def _write(writer: RowFileWriter, block: Block, field: Field, keep: npt.NDArray[np.bool_] | None = None) -> int:
-    """Append the rows of a field; return the number of cells without a value, which are filled."""
-    rows, n_filled = rows_of(block, field)
+def _write(writer: RowFileWriter, block: Block, field: Field, keep: Bools | None = None, *, are_labels: bool = False) -> int:
+    """Append the rows of a field; return the number of cells without a value, which are filled, or of rows that are no label."""
+    rows, filled = rows_of(block, field)
+    n_filled = 0 if filled is None else int(filled.sum())
     if keep is not None:
         rows = rows[keep]
     rows = np.ascontiguousarray(rows, field.dtype)
-    writer.write(rows.view(np.uint8).reshape(len(rows), field.row_bytes))
-    return n_filled
+    data = rows.view(np.uint8).reshape(len(rows), field.row_bytes)
+    writer.write(data)
+    return count_unlabelled(data, field.dtype.name, filled) if are_labels else n_filled
 
 
 def _count(counts: dict[str, int], name: str, n: int) -> None:
