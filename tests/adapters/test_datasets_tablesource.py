@@ -29,6 +29,7 @@ def test_one_type(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["nodes"] == {"_": 2}
     assert (report["edges"], report["loops_dropped"], report["source"]) == ({"_,_,_": 1}, 1, "table")
     assert report["splits"] == {"train_idx": 1, "test_idx": 1}
+    assert (report["features"], report["edge_features"]) == ({"x": [2, 2]}, {"year": [1]})
     with featstore.open(folder / "g", memory="64MiB") as g:
         assert g.features["x"][:].tolist() == [[1.5, 2], [3, 4]]
         assert g.node_data["y"].tolist() == [0, 1]

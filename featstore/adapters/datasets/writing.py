@@ -28,7 +28,7 @@ from featstore.creation.steps import Inputs
 from featstore.creation.typed import Edges, Nodes, create_typed
 from featstore.errors import FormatError
 from featstore.graph.snapshot import opening_committed
-from featstore.storage.catalog import current_catalog
+from featstore.storage.catalog import Catalog, current_catalog
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Mask",
     "PaddedLabels",
     "Positions",
+    "catalog_of_new",
     "check_ids",
     "check_room",
     "count_unlabelled",
@@ -175,6 +176,12 @@ def check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
         raise not_a_node(f"{name}[{first + at}]: {int(ids[at])}", n)
 
 
+def catalog_of_new(path: str) -> Catalog:
+    """Read the catalog of a dataset that was just committed; CommittedError if that fails."""
+    with opening_committed(f"the dataset at {path} is complete and in place, but opening it failed", path):
+        return current_catalog(path)
+
+
 def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
     """Refuse ``n`` nodes whose offsets the drive of a new dataset has no room for.
 
@@ -290,8 +297,7 @@ def write(
     else:
         _write_typed(options, nodes, edges, reverse, inputs)
     found = Report(source, os.fspath(folder), options.path, {name: each.n for name, each in nodes.items()}, {}, 0, notes=notes)
-    with opening_committed(f"the dataset at {options.path} is complete and in place, but opening it failed", options.path):
-        catalog = current_catalog(options.path)
+    catalog = catalog_of_new(options.path)
     found.add_shapes(catalog)
     for key, each in edges.items():
         found.edges_read += each.edges.n_edges

@@ -29,6 +29,7 @@ from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable
 from featstore.adapters.datasets.tables.importer import Importer
 from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.reading import Counts
+from featstore.adapters.datasets.writing import catalog_of_new
 from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.options import CreateOptions
 from featstore.creation.steps import BuildSteps, Inputs
@@ -151,6 +152,7 @@ def import_tables(
         builder.finish(types, options.form, extra=maps)
         build.commit()
     report = _report(os.path.abspath(options.path), tables.files, importer.counts)
+    report.add_shapes(catalog_of_new(options.path))
     report.seconds = time.perf_counter() - started
     return report
 
