@@ -129,6 +129,7 @@ def test_pairs_as_seeds_are_node_data(tmp_path: Path) -> None:
     bolt, _ = one_type(tmp_path / "in")
     pairs, labels = np.arange(18).reshape(9, 2), np.arange(9) % 2
     data = [bolt.array("set/l", pairs, name="seeds"), bolt.array("set/m", labels, name="labels")]
+    data.append(bolt.array("set/n", np.arange(9), name="indexes"))
     links = {"name": "links", "train_set": [{"data": data[:1]}], "validation_set": [{"data": data}]}
     bolt.meta["tasks"] = [links | {"test_set": [{"data": []}]}]
     report = graphbolt(bolt.write(), tmp_path / "g", **TINY)
@@ -136,7 +137,7 @@ def test_pairs_as_seeds_are_node_data(tmp_path: Path) -> None:
     assert f"{left_out}: it has no seeds and no seed_nodes, and splits here are of nodes" in report.notes
     assert not report.splits
     with featstore.open(tmp_path / "g") as g:
-        assert {"train_edges", "valid_edges", "valid_edge_labels"} == set(g.node_data)
+        assert sorted(g.node_data) == ["train_edges", "valid_edge_indexes", "valid_edge_labels", "valid_edges"]
         assert np.array_equal(g.node_data["train_edges"].numpy(), pairs)
         assert g.node_data["valid_edge_labels"].tolist() == labels.tolist()
     bolt.array("set/l", pairs + 41, name="seeds")

@@ -288,7 +288,7 @@ class _Metadata:
                         continue
                     split = idx.removesuffix("_idx")
                     nodes[of].data[f"{split}_edges"] = CheckedIds(seeds, nodes[of].n, pairs=True)
-                    for of_pairs in arrays.keys() & {"labels", "indexes"}:
+                    for of_pairs in [each_name for each_name in ("labels", "indexes") if each_name in arrays]:
                         path = self._file(arrays[of_pairs], set_name)
                         nodes[of].data[f"{split}_edge_{of_pairs}"] = open_array(f"{set_name}: {of_pairs}", path, seeds.n_rows)
                     continue
