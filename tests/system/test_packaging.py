@@ -71,7 +71,8 @@ def build(folder: Path, is_whole: bool) -> tuple[Path, Path]:
     run(*command, "--sdist", folder / "tree", cwd=folder)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        # Debian's Python 3.11.2 has no filters yet.
+        archive.extractall(folder / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (unpacked,) = (folder / "unpacked").iterdir()
     if not is_whole:
         copy_generated(unpacked)
