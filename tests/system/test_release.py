@@ -175,6 +175,7 @@ def test_citation() -> None:
     assert cited["keywords"] == PROJECT["keywords"]
     (author,) = cited["authors"]
     assert author["name"] in (ROOT / "LICENSE").read_text()
+    assert PROJECT["authors"] == [{"name": author["name"]}]
     assert {"message", "type"} < cited.keys()
 
 
