@@ -373,8 +373,10 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
 NEXT = """
 What next?
   which strategy      you need not choose: featstore.Loader estimates and takes one (docs/guide/choose.md)
-  your data           from arrays: docs/guide/create.md; from OGB, IGB, CSV, Parquet …: docs/guide/import.md
+  your data           from arrays: docs/guide/create.md; from OGB, IGB …: docs/guide/import.md
+                      from CSV, Parquet: docs/guide/tables.md
   your training loop  README.md; from PyTorch Geometric: docs/guide/pyg.md
+  all pages           make docs, then open build/site/index.html
   this machine        {python} -m featstore doctor"""
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a model of PyTorch Geometric from disk.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--loader", choices=["ours", "stores", "memory"], default="ours")
-    parser.add_argument("--strategy", default="ondemand", help="of the library's own loader")
+    parser.add_argument("--strategy", default="auto", help="of the library's own loader")
     parser.add_argument("--memory", default="256MiB", help="all that featstore may hold")
     parser.add_argument("--nodes", type=int, default=50_000)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=[10, 10])

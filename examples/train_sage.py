@@ -48,8 +48,7 @@ def main() -> None:
 
     with featstore.open(options.dataset, memory=options.memory) as g:
         sampler = featstore.NeighborSampler(g, options.fanouts, seed=0)
-        strategy = featstore.OnDemand(cache="auto")  # the nodes with most out-neighbours stay in memory
-        train = featstore.Loader(g, sampler, g.node_data["train_idx"], options.batch_size, strategy=strategy)
+        train = featstore.Loader(g, sampler, g.node_data["train_idx"], options.batch_size)  # chooses a strategy by itself
         test = featstore.Loader(g, sampler, g.node_data["test_idx"], options.batch_size, shuffle=False)
         n_classes = int(g.node_data["y"].max()) + 1
         widths = [g.features["x"].shape[1], *[options.hidden] * (len(options.fanouts) - 1), n_classes]

@@ -23,7 +23,8 @@ def importing() -> Iterator[None]:
         if not (error.name or "").startswith("featstore._core"):
             raise
         raise ImportError(
-            f"{error}: compiled modules are missing or older than these sources: run make install, or install featstore again",
+            f"{error}: compiled modules are missing or older than these sources: run make install, or install featstore again; "
+            "if it is installed, start Python outside the clone, whose folder featstore hides it",
             name=error.name,
             path=error.path,
         ) from error

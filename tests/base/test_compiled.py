@@ -28,6 +28,7 @@ def test_what_to_do_is_said(wrong: tuple[str, str], use: str, tmp_path: Path) ->
     assert last.startswith("ImportError: ")
     assert "featstore._core.buffers" in last
     assert "run make install" in last
+    assert last.endswith("if it is installed, start Python outside the clone, whose folder featstore hides it")
     assert original in done.stderr
 
 

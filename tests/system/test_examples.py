@@ -292,8 +292,12 @@ def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, demo,
 
 def test_the_demo_s_pages_named_at_its_end_exist(demo):
     pages = re.findall(r"[\w/-]+\.md", demo.NEXT)
-    assert len(pages) == 5
+    assert len(pages) == 6
     assert not [page for page in pages if not (ROOT / page).exists()]
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^docs:", makefile, re.MULTILINE)
+    assert "build/site/index.html" in demo.NEXT
+    assert "build/site/index.html" in makefile
 
 
 def test_the_demo_s_picture(tmp_path, monkeypatch, demo):

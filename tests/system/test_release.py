@@ -184,6 +184,7 @@ def test_citation() -> None:
     assert cited["keywords"] == PROJECT["keywords"]
     (author,) = cited["authors"]
     assert author["name"] in (ROOT / "LICENSE").read_text()
+    assert PROJECT["authors"] == [{"name": author["name"]}]
     assert {"message", "type"} < cited.keys()
 
 
@@ -241,3 +242,10 @@ def test_faults_of_security_are_reported_in_private() -> None:
     assert "*Report a vulnerability*" in text
     assert not re.search(r"[\w.-]+@[\w-]+\.\w", text)
     assert loaded(ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml") == {"blank_issues_enabled": False, "contact_links": []}
+
+
+def test_security_s_points_are_whole_sentences() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    points = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    assert len(points) > 10
+    assert not [point for point in points if point[-1] not in ".:)"]
