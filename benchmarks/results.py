@@ -26,9 +26,9 @@ MOST_BARS = 40  # of a plot
 HEAD = """# Bounds: what was promised, and what was measured?
 
 `python -m benchmarks.results write` makes this page of the figures in `benchmarks/results`. A figure is the median of its runs,
-beside the reference that took turns with it, or a value in its unit where there is no reference. In brackets are the number of runs
-and the commit that ran. Bold: missed. `python -m benchmarks.` goes before a command. [Performance](performance.md) says what limits
-each part, and what you can turn. Targets that no script keeps are in [Measurements](measurements.md#targets).
+beside the reference that took turns with it, or a value in its unit where there is no reference. In brackets are the number of
+runs and the commit that ran. Bold: missed. `python -m benchmarks.` goes before a command. [Performance](performance.md) says
+what limits each part, and what you can turn. Targets that no script keeps are in [Measurements](measurements.md#targets).
 """
 Line = dict[str, Any]
 
