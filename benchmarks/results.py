@@ -26,9 +26,9 @@ MOST_BARS = 40  # of a plot
 HEAD = """# Bounds: what was promised, and what was measured?
 
 `python -m benchmarks.results write` makes this page of the figures in `benchmarks/results`. A figure is the median of its runs,
-whose number is in brackets, beside the reference that took turns with it, or a value in its unit where there is no reference.
-Bold: missed. `python -m benchmarks.` goes before a command. [Performance](performance.md) says what limits each part, and
-what you can turn.
+beside the reference that took turns with it, or a value in its unit where there is no reference. In brackets are the number of
+runs and the commit that ran. Bold: missed. `python -m benchmarks.` goes before a command. [Performance](performance.md) says
+what limits each part, and what you can turn. Targets that no script keeps are in [Measurements](measurements.md#targets).
 """
 Line = dict[str, Any]
 
@@ -138,7 +138,7 @@ def _of_topic(topic: str, kept: dict[str, list[Line]]) -> dict[str, dict[tuple[s
 
 def _cell(line: Line) -> str:
     value = f"{measured(line):.3g}"
-    return f"{value if line['met'] else f'**{value}**'} ({len(line['runs'])})"
+    return f"{value if line['met'] else f'**{value}**'} ({len(line['runs'])}, {line['commit']})"
 
 
 def _format(rows: list[list[str]]) -> str:

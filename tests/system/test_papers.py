@@ -66,16 +66,19 @@ def papers() -> dict[str, Any]:
 
 
 def test_every_figure_is_measured_documented_and_tested(papers: dict[str, Any]) -> None:
-    page = (ROOT / "docs" / "papers.md").read_text()
+    index = (ROOT / "docs" / "papers.md").read_text()
     for name, paper in papers.items():
         measured = {what for what, shown in paper.shown.items() if shown.measure is not None}
         assert measured == WANTED[name]
         assert measured >= set(LONG[name])
-        section = page[page.index(f"## {paper.title}") :]
-        section = section[: section.find("\n## ", 1)]
+        assert index.count(f"papers/{name}.md") == index.count(f"\npapers/{name}\n") == 1
+        page = (ROOT / "docs" / "papers" / f"{name}.md").read_text()
+        assert page.startswith(f"# {paper.title}\n")
         for what in measured:
             kind, number = what.split()
-            assert f"`{name} --{kind} {number}`" in section, f"docs/papers.md lacks {what}"
+            rows = [line for line in page.splitlines() if f"| `{name} --{kind} {number}` |" in line]
+            assert len(rows) == 1, f"docs/papers/{name}.md lacks {what}"
+            assert all(cell.strip() for cell in rows[0].split("|")[1:-1]), f"docs/papers/{name}.md: {what} has an empty cell"
         for what, shown in paper.shown.items():
             assert shown.measure is not None or shown.instead, f"{what} is left out without a reason"
 

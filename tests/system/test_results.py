@@ -91,9 +91,9 @@ def test_the_table_counts_bounds_and_the_page_has_them_all(places: Path) -> None
     assert "| [rows](bounds.md#rows) | 2 of 3 (0123abcd) |" in page
     assert "| [sizes](bounds.md#sizes) | 0 of 1 (0123abcd) |" in page
     of_all = (places / "bounds.md").read_text()
-    assert "| hot rows | fio | >= 0.95 | **0.9** (1) | `rows.gather --only hot` |" in of_all
-    assert "| cold rows | fio | >= 0.95 | 1.2 (1) |" in of_all
-    assert "| first batch | s | <= 2.5 | **3** (1) |" in of_all
+    assert "| hot rows | fio | >= 0.95 | **0.9** (1, 0123abcd) | `rows.gather --only hot` |" in of_all
+    assert "| cold rows | fio | >= 0.95 | 1.2 (1, 0123abcd) |" in of_all
+    assert "| first batch | s | <= 2.5 | **3** (1, 0123abcd) |" in of_all
     drawn = (places / "plots" / "bounds-rows.svg").read_text()
     assert "hot rows" in drawn
     assert "cold rows" in drawn
@@ -134,12 +134,13 @@ def test_kept_commands_are_modules_that_are_there() -> None:
 
 
 def test_the_page_has_what_is_kept() -> None:
-    """Once there are results, docs/performance.md is made of them."""
+    """Once there are results, the table in docs/performance.md and docs/bounds.md are made of them."""
     kept = {results.processor(each[0]): each for path in sorted(results.KEPT.glob("*.jsonl")) if (each := results.read(path))}
     page = results.PAGE.read_text()
     assert (results.BEGIN in page) == bool(kept)
     if kept:
         assert page.partition(results.BEGIN)[2].partition(results.END)[0].strip() == results.table(kept)
+        assert results.BOUNDS.read_text() == results.bounds(kept)
 
 
 def test_figures_say_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
