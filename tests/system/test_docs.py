@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import featstore
 from featstore import errors
@@ -272,6 +275,55 @@ def test_nothing_installs_featstore_by_name() -> None:
     assert not {path: each for path, each in found.items() if each}
     for text in ("pip install 'featstore[pyg]'", "pip install -U featstore", "the extra featstore[plot]"):
         assert by_name.search(text)
+
+
+def shown(page: Path) -> list[str]:
+    """List a page's blocks of Python that are shown and not run: they need a cluster, or a library that is not here."""
+    return re.findall(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_blocks_that_are_not_run_are_few_and_compile() -> None:
+    found = {page.name: shown(page) for page in PAGES}
+    assert {name: len(blocks) for name, blocks in found.items() if blocks} == {"moving.md": 2, "ray.md": 4}
+    for name, blocks in found.items():
+        for block in blocks:
+            compile(block, name, "exec")
+
+
+class _Feature:
+    """GraphBolt's base class of features, as its documentation has it."""
+
+    def read(self, ids: Any = None) -> Any:
+        raise NotImplementedError
+
+    def update(self, value: Any, ids: Any = None) -> None:
+        raise NotImplementedError
+
+
+def test_graphbolts_feature_of_the_guide(guide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a real store; GraphBolt itself has no release for this torch."""
+    (block,) = [block for block in shown(GUIDE / "moving.md") if "StoredFeature" in block]
+    stub = types.ModuleType("dgl.graphbolt")
+    stub.Feature, stub.BasicFeatureStore = _Feature, dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dgl", types.ModuleType("dgl"))
+    monkeypatch.setitem(sys.modules, "dgl.graphbolt", stub)
+    monkeypatch.setattr(sys.modules["dgl"], "graphbolt", stub, raising=False)
+    fetched = []
+    datapipe = types.SimpleNamespace(fetch_feature=lambda features, node_feature_keys: fetched.append(node_feature_keys))
+    with featstore.open(guide_folder / "graph", memory="64MiB") as g:
+        found: dict[str, Any] = {"g": g, "datapipe": datapipe}
+        exec(compile(block, "moving.md", "exec"), found)
+        (feature,), ids = found["features"].values(), torch.tensor([7, 0, 7])
+        expected = g.features["x"][:]
+        assert fetched == [["x"]]
+        assert torch.equal(feature.read(), expected)
+        assert torch.equal(feature.read(ids), expected[ids])
+        futures = list(feature.read_async(ids))
+        assert len(futures) == feature.read_async_num_stages("cpu") == 1
+        assert torch.equal(futures[0].wait(), expected[ids])
+        assert (feature.count(), feature.size()) == (g.num_nodes, expected.shape[1:])
+        with pytest.raises(NotImplementedError):
+            feature.update(expected[:1], ids[:1])
 
 
 def test_readme_starts_with_two_commands() -> None:
