@@ -12,7 +12,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
-from featstore.storage.writer import free_bytes
+from featstore.storage.rundir import free_share
 
 __all__ = [
     "SEVERAL",
@@ -32,7 +32,7 @@ __all__ = [
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # longer superbatches are no reason to plan with next positions on disk
 SEVERAL = 2  # an epoch that moves more than this many times the minimum is worth a warning
-FREE = 2  # this fraction of the free disk is used if the user sets no limit
+FREE_DIVISOR = 2  # the part of the free disk that is used if the user sets no limit
 LEAST = 2  # superbatches of an epoch without look-ahead, if one can be made while the other runs
 CHEAP, MOST_CHEAP = 4, 8  # passes are cheap if they read at most 1/CHEAP of the other bytes moved, and are at most MOST_CHEAP
 
@@ -310,7 +310,7 @@ def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPas
     """Compute the most batches of a superbatch that the disk has room for."""
     disk = planning.disk
     if disk is None:
-        disk = (free_bytes(planning.run_dir) or 0) // FREE
+        disk = free_share(planning.run_dir, FREE_DIVISOR)
     if planning.overlap and _epoch_bytes(stored, n_batches, passes) < disk:
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.

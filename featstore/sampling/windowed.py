@@ -22,8 +22,7 @@ from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes
-from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
-from featstore.storage.writer import free_bytes
+from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, free_share
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -109,7 +108,7 @@ def disk_of(sampler: Drawer) -> int:
     """Return the bytes that a sampler's run files may take."""
     if sampler.disk is not None:
         return sampler.disk
-    return (free_bytes(sampler.run_dir) or 0) // DISK_DIVISOR
+    return free_share(sampler.run_dir, DISK_DIVISOR)
 
 
 @dataclass(frozen=True)

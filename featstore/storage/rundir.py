@@ -14,16 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 from featstore._core.descriptor import open_fd
-from featstore.config import format_size, user_path
+from featstore.config import format_size, local_ranks, user_path
 from featstore.errors import BusyError
 from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly, remove_tree
 from featstore.storage.lock import FileLock
+from featstore.storage.writer import free_bytes
 
-__all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "remove_file", "runs_directory"]
+__all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "free_share", "remove_file", "runs_directory"]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
 RUN_FILES = "run files"  # in messages
+
+
+def free_share(directory: str, divisor: int) -> int:
+    """Compute the bytes of run files that this process may write by default: free disk, divided among the ranks of a machine."""
+    return (free_bytes(directory) or 0) // (divisor * local_ranks())
 
 
 def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:

@@ -111,8 +111,10 @@ def test_the_disk_that_is_advised_suffices(policy: Policy | None, n_bytes: int) 
 
 
 def test_half_of_the_free_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featstore.estimate.length.free_bytes", lambda path: 2 * 4 * 1001 * 30)
+    monkeypatch.setattr("featstore.storage.rundir.free_bytes", lambda path: 2 * 4 * 1001 * 30)
     assert choose_size(planning(disk=None), 1000, BATCH, 1000) == 30
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # ranks of a machine write to one drive
+    assert choose_size(planning(disk=None), 1000, BATCH, 1000) == 10
 
 
 def test_the_disk_is_that_of_the_run_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
