@@ -18,6 +18,7 @@ from featstore.graph.base import StoredGraph
 from featstore.graph.partadjacency import check_part, part_of_catalog
 from featstore.graph.snapshot import DatasetFiles, open_files, topology_bytes
 from featstore.idmaps.idmap import map_of, maps_of
+from featstore.idmaps.keys import mixed
 from featstore.idmaps.verify import map_bytes, verify_map
 from featstore.progress import Progress
 from featstore.storage.calls import pread_exactly
@@ -275,19 +276,11 @@ def _check_edge_ids(edge_ids: _Column, types: Types, progress: Add) -> None:
                 bad = begin + int(outside.argmax())
                 edges = f"there are {high} edges" if types.is_one else f"edges of type {kind.key!r} are {low} … {high - 1}"
                 raise edge_ids.damage(f"edge_ids[{row + bad}] is {ids[bad]}, and {edges}", row + bad)
-        total += int((_mixed(np.arange(row, row + len(ids))) - _mixed(ids)).sum(dtype=np.uint64))
+        total += int((mixed(np.arange(row, row + len(ids))) - mixed(ids)).sum(dtype=np.uint64))
         row += len(ids)
         progress(ids.nbytes)
     if total % 2**64:
         raise edge_ids.damage("edge_ids has a number twice, so edges would get the data of others", 0)
-
-
-def _mixed(values: Int64s) -> npt.NDArray[np.uint64]:
-    """Hash to 64 bits (the finalizer of SplitMix64)."""
-    z = values.astype(np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 class _ChunkIds:

@@ -86,7 +86,7 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
 
 
 def copy_costs(uint64_t row_bytes, bint past_cache=True):
-    """Return what each way of copying rows like these has cost :func:`copy_rows` so far, picoseconds a byte; 0 where not tried.
+    """List the costs so far of each way in which :func:`copy_rows` copies rows like these, picoseconds a byte; 0 where not tried.
 
     Fetched past the caches 12 rows ahead, into the second level 32 rows ahead; then both with 256-bit stores where the processor
     has wider ones. ``past_cache``: of copies large enough to be written past the caches.

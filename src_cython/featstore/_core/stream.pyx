@@ -1,5 +1,7 @@
 """Files as continuous streams of pages."""
 
+from array import array
+
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport close as c_close, getpid
@@ -95,14 +97,14 @@ cdef class Stream:
         if self.s.n_pieces:
             self.s.pages, self.s.counts = &pages[0], &counts[0]
         self.s.n_buffers, self.s.buffer_bytes = n_buffers, buffer_bytes
-        self.s.slots = <fs_piece *>calloc(n_buffers, sizeof(fs_piece))
-        self.arena = arena_for(arena, n_buffers * buffer_bytes)
-        self.s.arena = self.arena.data
-        if self.s.slots == NULL:
-            raise MemoryError
         pthread_mutex_init(&self.s.lock, NULL)
         pthread_cond_init(&self.s.landed, NULL)
         pthread_cond_init(&self.s.freed, NULL)
+        self.s.slots = <fs_piece *>calloc(n_buffers, sizeof(fs_piece))  # from here on close() takes the lock
+        if self.s.slots == NULL:
+            raise MemoryError
+        self.arena = arena_for(arena, n_buffers * buffer_bytes)
+        self.s.arena = self.arena.data
 
     def use_sums(self, uint64_t seed, uint64_t n_sums_pages):
         """Verify pages, against pages of sums set by :meth:`set_sums_pages` before their pieces are allowed."""
@@ -133,21 +135,27 @@ cdef class Stream:
         """
         cdef uint32_t k, n = len(fds) + 1
         cdef uint64_t first = 0
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, bad = -1, without = -1
+        cdef uint64_t[::1] ends
         if self.s.parts != NULL or self.s.job.sums != NULL or self.s.allowed:
             raise ValueError("the stream has its files already")
         if (len(paths) != n or at.shape[0] != self.pages.shape[0] or files.shape[0] != at.shape[0]
                 or (seeds is not None and (len(seeds) != n or len(n_sums_pages) != n))):
             raise ValueError("one file a piece, one path a file")
-        for i in range(files.shape[0]):
-            if files[i] >= n:
-                raise ValueError(f"piece {i} is in file {files[i]} of {n}")
-        ends = [0] * n if seeds is None else n_sums_pages
-        if seeds is not None:
+        ends = array("Q", [0] * n if seeds is None else n_sums_pages)
+        with nogil:
             for i in range(files.shape[0]):
-                if at[i] + self.counts[i] > <uint64_t>ends[files[i]] * FS_SUMS_PER_PAGE:
-                    raise ValueError(f"page {at[i]} of {paths[files[i]]} has no sum")
-            self.n_sums_pages = sum(ends)
+                if files[i] >= n:
+                    bad = i
+                    break
+                if without < 0 and at[i] + self.counts[i] > ends[files[i]] * FS_SUMS_PER_PAGE:
+                    without = i
+        if bad >= 0:
+            raise ValueError(f"piece {bad} is in file {files[bad]} of {n}")
+        if seeds is not None:
+            if without >= 0:
+                raise ValueError(f"page {at[without]} of {paths[files[without]]} has no sum")
+            self.n_sums_pages = sum(n_sums_pages)
             self.s.job.sums = <uint64_t **>calloc(self.n_sums_pages + 1, sizeof(uint64_t *))
             if self.s.job.sums == NULL:
                 raise MemoryError

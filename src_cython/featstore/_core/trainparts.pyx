@@ -144,14 +144,18 @@ cdef class TrainPlacer:
                 self.state.count[p] = 0
 
     cdef int _check(self, const int64_t[::1] nodes) except -1:
-        cdef int64_t i, left = self.state.n_train
+        cdef int64_t i, bad = -1, left = self.state.n_train
         for i in range(self.state.n_parts):
             left -= self.state.trained[i]
         if nodes.shape[0] > left:
             raise ValueError(f"{nodes.shape[0]} training nodes, where {left} were to come")
-        for i in range(nodes.shape[0]):
-            if not 0 <= nodes[i] < self.n_nodes or self.state.part[nodes[i]] != -1:
-                raise ValueError(f"{nodes[i]} is no node, or in a part")
+        with nogil:
+            for i in range(nodes.shape[0]):
+                if not 0 <= nodes[i] < self.n_nodes or self.state.part[nodes[i]] != -1:
+                    bad = i
+                    break
+        if bad >= 0:
+            raise ValueError(f"{nodes[bad]} is no node, or in a part")
         return 0
 
     def join(self, const uint8_t[:, ::1] bits not None):
