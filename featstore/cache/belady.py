@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ __all__ = ["Belady"]
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
-Spill = Callable[[int], Any]
 
 EMPTY_ROWS = np.empty(0, np.int64)
 FREE, TAKEN, STAYS = 0, 1, 2  # a slot, when a horizon begins
@@ -94,27 +93,20 @@ class Belady(PlannedPolicy):
     before stay first, so fewer are inserted for the same loads. ``Bits.evict`` in ``_core/belady.pyx`` chooses the rows to
     evict: one bit per access tells whether the row is still cached at that access.
 
-    Parameters
-    ----------
-    spill : callable, optional
-        ``spill(n_batches)`` returns a list-like that takes the next positions of the planned batches instead of memory: one
-        array per batch, the last batch first. A horizon's own ``spill`` takes precedence.
-
     Notes
     -----
-    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a horizon of
-    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the horizon, 4 bytes a row that the horizon has, 9 a slot,
-    and 8 for each row that is evicted at the beginning. If the field has more rows than the horizon has accesses, one more pass
-    numbers the horizon's rows first, in 1/4 byte a row of the field. Memory of a horizon with look-ahead is reused for the next
-    one. With :meth:`keep_memory` the memory of the last horizon is reused, too.
+    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a horizon
+    of 2³¹ accesses or more; none if the horizon spills them), 1/4 byte an access of the horizon, 4 bytes a row that the horizon
+    has, 9 a slot, and 8 for each row that is evicted at the beginning. If the field has more rows than the horizon has
+    accesses, one more pass numbers the horizon's rows first, in 1/4 byte a row of the field. Memory of a horizon with look-
+    ahead is reused for the next one. With :meth:`keep_memory` the memory of the last horizon is reused, too.
 
     References
     ----------
     Belady, IBM Systems Journal 1966; Ginex (VLDB 2022), section 3.4.
     """
 
-    def __init__(self, spill: Spill | None = None) -> None:
-        self._spill = spill
+    def __init__(self) -> None:
         self._n = self._capacity = 0
         self._free: Int32s = np.empty(0, np.int32)
         self._row_of_slot: Ints = np.empty(0, np.int32)  # of the slots that are taken
@@ -217,23 +209,22 @@ class Belady(PlannedPolicy):
         last = self._kept.array("last", numbers.count, kind)
         last.fill(length)
         longest = int(np.diff(offsets[horizon.n_planned :]).max(initial=0))
-        spill = horizon.spill or self._spill
         next_of: Any
-        if spill is None:
+        if horizon.spill is None:
             held = self._kept.array("next", int(offsets[horizon.n_planned]), kind)
             next_of = [held[offsets[b] : offsets[b + 1]] for b in range(horizon.n_planned)]
         else:
             self._kept.drop("next")
-            next_of = spill(horizon.n_planned)
+            next_of = horizon.spill(horizon.n_planned)
         unused = self._kept.array("unused", longest, kind)
         for b in range(horizon.n_batches - 1, -1, -1):
             ids = horizon.ids(b)
             # Of a batch that is only looked ahead to, only the first positions of its rows count.
             is_planned = b < horizon.n_planned
-            nxt: Ints = (next_of[b] if spill is None else np.empty(len(ids), kind)) if is_planned else unused[: len(ids)]
+            nxt: Ints = (next_of[b] if horizon.spill is None else np.empty(len(ids), kind)) if is_planned else unused[: len(ids)]
             bad = _core.link(numbers.of(ids), int(offsets[b]), last, nxt)
             _check(bad, ids, b, horizon.n)
-            if is_planned and spill is not None:
+            if is_planned and horizon.spill is not None:
                 next_of[b] = nxt
         return next_of, last
 

@@ -164,7 +164,7 @@ def keep_lists(context: Context, caches: int, epochs: int, *, estimated: bool = 
     return Lists("", whole, 0, table_bytes(graph.topology), are_few).resized(n_bytes, context)
 
 
-def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context:
+def with_lists(context: Context, caches: int) -> Context:
     """Keep neighbour lists in memory as :func:`keep_lists` does, for a strategy that no other one chose; return the context."""
     if context.lists is not None:
         return context
@@ -176,7 +176,7 @@ def with_lists(context: Context, caches: int, epochs: int = EXPECTED) -> Context
         return context
     if not memory.suffices:
         return measured
-    return keep_lists(measured, caches, epochs, estimated=False).drawn(measured)
+    return keep_lists(measured, caches, EXPECTED, estimated=False).drawn(measured)
 
 
 def may_keep_lists(context: Context) -> bool:
