@@ -24,6 +24,7 @@ import featstore
 from featstore.adapters import datasets
 from featstore.adapters.datasets import tables
 from featstore.adapters.datasets.tables import importer
+from featstore.idmaps.idmap import maps_of
 from featstore.idmaps.numbering import Room
 from featstore.sampling.batch import Block
 from featstore.storage.catalog import read_catalog
@@ -46,8 +47,17 @@ IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
 def arrays(which: str) -> tuple[np.ndarray, np.ndarray]:
     """Edges and features of one of two datasets, which differ in everything."""
-    n = N[which]
-    return np.random.default_rng(n).integers(0, n, (2, 5000)), np.full((n, 5), n, np.float32)
+    rng = np.random.default_rng(N[which])
+    return rng.integers(0, N[which], (2, 5000)), rng.standard_normal((N[which], 5), np.float32)
+
+
+def labels(which: str) -> np.ndarray:
+    return np.arange(N[which]) * 3 + N[which]
+
+
+def appended() -> tuple[np.ndarray, np.ndarray]:
+    """Rows and labels of nodes that are appended."""
+    return np.arange(5 * APPENDED, dtype=np.float32).reshape(APPENDED, 5), np.arange(APPENDED) + 9000
 
 
 def make(path: Path, which: str, overwrite: bool = False, **form: Any) -> None:
@@ -55,22 +65,22 @@ def make(path: Path, which: str, overwrite: bool = False, **form: Any) -> None:
     order = np.lexsort((edges[0], edges[1]))
     indptr = np.searchsorted(edges[1][order], np.arange(N[which] + 1))
     featstore.OutOfCoreGraph.create(
-        path, indptr, edges[0][order], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB", progress=False, **form
+        path, indptr, edges[0][order], {"x": x}, {"y": labels(which)}, overwrite=overwrite, memory="9MiB", progress=False, **form
     ).close()
 
 
 def make_types(root: Path) -> None:
     """A dataset of two types, whose features share a file: nodes of one have ids behind those of the other."""
     edges, x = arrays("old")
-    nodes = {name: featstore.Nodes(N["old"], {"x": x}, {"y": x[:, 0]}) for name in TYPES}
+    nodes = {name: featstore.Nodes(N["old"], {"x": x}, {"y": labels("old")}) for name in TYPES}
     pairs = {("b", "to", "a"): edges, ("a", "to", "b"): edges}
     featstore.OutOfCoreGraph.create(root / "g", nodes=nodes, edges=pairs, memory="9MiB", progress=False).close()
 
 
 def append_to_a_type(root: Path) -> None:
     with opened(root) as g:
-        rows = np.full((APPENDED, 5), APPENDED, np.float32)
-        g.append_nodes(APPENDED, {"x": rows}, {"y": rows[:, 0]}, type="a", progress=False)
+        rows, y = appended()
+        g.append_nodes(APPENDED, {"x": rows}, {"y": y}, type="a", progress=False)
 
 
 def rows_of_w() -> np.ndarray:
@@ -87,8 +97,9 @@ def add_rows(root: Path) -> None:
 
 def make_from_edges(path: Path, which: str, overwrite: bool = False) -> None:
     edges, x = arrays(which)
+    nodes = {"features": {"x": x}, "node_data": {"y": labels(which)}, "edge_features": {"w": np.arange(5000, dtype=np.int32)}}
     featstore.OutOfCoreGraph.from_edge_index(
-        path, edges, N[which], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="8MiB", progress=False
+        path, edges, N[which], **nodes, overwrite=overwrite, memory="8MiB", progress=False
     ).close()
 
 
@@ -126,22 +137,23 @@ def change(root: Path, name: str) -> None:
     """Change the dataset in one commit."""
     with opened(root) as g:
         if name == "add":
-            g.add_feature("z", np.full((g.num_nodes, 5), 7, np.float32), progress=False)
+            g.add_feature("z", np.arange(5.0 * g.num_nodes).reshape(-1, 5).astype(np.float32), progress=False)
         elif name == "add again":
-            g.add_feature("z", np.full((g.num_nodes, 7), 8, np.float32), overwrite=True, progress=False)
+            z = np.arange(7.0 * g.num_nodes).reshape(-1, 7).astype(np.float32)
+            g.add_feature("z", z, overwrite=True, progress=False)
         elif name == "remove":
             g.remove_feature("z")
         elif name == "append":
-            rows = np.full((APPENDED, 5), APPENDED, np.float32)
-            g.append_nodes(APPENDED, {"x": rows}, {"y": rows[:, 0]}, progress=False)
+            rows, y = appended()
+            g.append_nodes(APPENDED, {"x": rows}, {"y": y}, progress=False)
         else:
             g.features["z"].update(UPDATES[name][0], UPDATES[name][1], progress=False)
 
 
 UPDATES: dict[str, Any] = {  # a few pages; more, into which those are merged; so many that the file is written anew
-    "update": ([1, 600], np.full((2, 5), 1, np.float32)),
-    "merge": (slice(200, 220), np.full((20, 5), 2, np.float32)),
-    "anew": (slice(None, None, 2), np.full((350, 5), 3, np.float32)),
+    "update": ([1, 600], -np.arange(10, dtype=np.float32).reshape(2, 5)),
+    "merge": (slice(200, 220), 0.5 + np.arange(100, dtype=np.float32).reshape(20, 5)),
+    "anew": (slice(None, None, 2), 0.25 + np.arange(1750, dtype=np.float32).reshape(350, 5)),
 }
 
 
@@ -244,27 +256,35 @@ def verify(root: Path) -> None:
 # -- what is there ---------------------------------------------------------------------------------------------------------------
 
 
-def check_types(g: featstore.OutOfCoreGraph) -> str:
-    n, found = N["old"], g.num_nodes - 2 * N["old"]
-    for name in TYPES:
-        x, y = g[name].features["x"][:], g[name].node_data["y"]
-        assert x[:, 0].equal(y)
-        assert y.tolist() == [n] * n + [APPENDED] * (found if name == "a" else 0)
-    sources = g.topology.lists(np.arange(g.types.num_lists), 1 << 20)
-    ids = np.sort(np.concatenate([each.ids.copy() for each in sources])) % (n + found)
-    assert np.array_equal(np.sort(ids), np.sort(np.tile(arrays("old")[0][0], 2)))
-    return {0: "old types", APPENDED: "appended to a type"}[found]
-
-
 def check_rows(g: featstore.OutOfCoreGraph) -> str:
-    if not g.types.is_one:
-        return check_types(g)
-    n = N["old"] if g.num_nodes == N["old"] + APPENDED else g.num_nodes
-    assert bool((g.features["x"][:n] == n).all())
-    assert bool((g.features["x"][n:] == APPENDED).all())
-    assert g.node_data["y"].flatten().tolist() == [n] * n + [APPENDED] * (g.num_nodes - n)
-    assert g.num_edges == 5000
-    return {**{n: name for name, n in N.items()}, N["old"] + APPENDED: "appended"}[g.num_nodes]
+    """Compare the rows of nodes with what they were made of; return which of the datasets this is."""
+    which = "new" if g.num_nodes == N["new"] else "old"
+    (edges, x), y, n_more = arrays(which), labels(which), g.num_nodes - len(g.node_types) * N[which]
+    assert n_more in (0, APPENDED)
+    assert g.num_edges == len(g.edge_types) * edges.shape[1]
+    for name in ("_",) if g.types.is_one else TYPES:
+        of = g if g.types.is_one else g[name]
+        has_more = n_more and name != "b"
+        rows, more_y = appended() if has_more else (x[:0], y[:0])
+        found = of.features["x"][:].numpy()
+        assert np.array_equal(found, np.concatenate([x, rows])[:, : found.shape[1]])
+        assert np.array_equal(of.node_data["y"].numpy().reshape(-1), np.concatenate([y, more_y]))
+    return f"{which}{' types' * (not g.types.is_one)}{', appended' * bool(n_more)}"
+
+
+def digests(g: featstore.OutOfCoreGraph) -> dict[str, str]:
+    """Hash all that a dataset holds as its users see it, whatever files have it: rows, lists, numbers of edges, names."""
+    lists = np.arange(g.types.num_lists)
+    degrees, numbers = np.empty(len(lists), np.int64), np.arange(g.num_edges)
+    g.topology.offsets(lists, np.empty(len(lists), np.int64), degrees)
+    if g.topology.edge_ids is not None:
+        g.topology.edge_ids.replace(numbers, g.pool.array)
+    ids = [each.ids.astype(np.int64) for each in g.topology.lists(lists, 1 << 20)]
+    held = {"degrees": degrees, "neighbours": np.concatenate([lists[:0], *ids]), "numbers of edges": numbers}
+    for what, of in (("feature", g.features), ("edge feature", g.edge_features), ("data", g.node_data)):
+        held |= {f"{what} {name}": of[name][:].numpy() for name in of}
+    held |= {f"names of {of}": np.array(g.ids(of).decode(np.arange(len(g.ids(of))))) for of in maps_of(g.catalog)}
+    return {name: hashlib.sha256(f"{of.dtype} {of.shape}".encode() + of.tobytes()).hexdigest() for name, of in held.items()}
 
 
 def state(root: Path) -> tuple[Any, ...]:
@@ -274,7 +294,7 @@ def state(root: Path) -> tuple[Any, ...]:
         with opened(root) as g:
             g.verify(progress=False)
             found.append(check_rows(g))
-            found.append([(name, hashlib.sha256(g.features[name][:].numpy()).hexdigest()) for name in g.features if name != "x"])
+            found.append(digests(g))
             parts = ((each, each.self_reliant().train_nodes if each.hops else each.load()) for each in g.parts().values())
             found.append([(each.name, nodes.tolist()) for each, nodes in parts])
         catalog = read_catalog(root / "g")
@@ -392,7 +412,7 @@ def a_folder(root: Path, form: str = "binary") -> None:
     """OGB's layout of the new dataset."""
     folder = Folder(root / "in", N["new"], 5000)
     folder.edges, folder.x = arrays("new")
-    folder.y = np.full((N["new"], 1), N["new"])
+    folder.y = labels("new")[:, None]
     getattr(folder, form)()
 
 
@@ -418,8 +438,8 @@ def a_part(root: Path) -> None:
 
 def tables_and_an_old_dataset(root: Path) -> None:
     (root / "in").mkdir()
-    n = N["new"]
-    (root / "in" / "nodes.csv").write_text("name,x,y\n" + "".join(f"p{i},{n}.0,{n}\n" for i in range(n)))
+    nodes = enumerate(zip(arrays("new")[1][:, 0].tolist(), labels("new").tolist(), strict=True))
+    (root / "in" / "nodes.csv").write_text("name,x,y\n" + "".join(f"p{i},{x!r},{y}\n" for i, (x, y) in nodes))
     (root / "in" / "edges.csv").write_text("from,to\n" + "".join(f"p{a},p{b}\n" for a, b in arrays("new")[0].T))
     an_old_dataset(root)
 

@@ -60,6 +60,7 @@ def fail_calls(ready: Prepared, operation: str, action: str, step: int = 1) -> t
             raise BadStateError(f"{ready.name}: {where}: swallowed")
         if error is not None:
             assert fault.fired, where
+            assert action not in GOES_ON, (ready.name, where, repr(error))
             assert isinstance(error, OSError) or action == "ENOMEM", (where, error)
             if isinstance(error, OSError):
                 assert error.errno == getattr(errno, action, None), (ready.name, where, repr(error))
