@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from featstore.errors import FormatError
 
-__all__ = ["ONE_EDGE", "ONE_NODE", "EdgeKey", "EdgeType", "NodeType", "Types", "edge_name", "qualified"]
+__all__ = ["ONE_EDGE", "ONE_NODE", "EdgeKey", "EdgeType", "NodeType", "Types", "edge_name", "name_of_links", "qualified"]
 
 Int64s = npt.NDArray[np.int64]
 EdgeKey = tuple[str, str, str]  # type of the source, relation, type of the destination
@@ -33,6 +33,11 @@ def edge_name(key: EdgeKey) -> str:
 def qualified(of: str, name: str) -> str:
     """Name a field of a type among those of all types: ``"paper/x"``, and ``"x"`` in a graph of one type."""
     return name if of in (ONE_NODE, edge_name(ONE_EDGE)) else f"{of}/{name}"
+
+
+def name_of_links(name: str, key: EdgeKey) -> str:
+    """Name data of links of a type, which are node data of their source: ``"train_edges:writes:paper"``."""
+    return name if key == ONE_EDGE else f"{name}:{key[1]}:{key[2]}"
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,10 @@ def test_several_types_are_the_same_dataset(tmp_path: Path, capsys: pytest.Captu
         bolt.array("data/x", x, domain="node", type="paper", name="x"),
         {"domain": "graph", "name": "whole", "format": "numpy", "path": "none.npy"},
     ]
+    pairs = bolt.array("set/l", edges[WRITES].T, name="seeds"), bolt.array("set/m", np.arange(90) % 3, name="labels")
     links = {
         "name": "links",
-        "train_set": [{"type": "author:writes:paper", "data": [bolt.array("set/l", edges[WRITES].T, name="seeds")]}],
+        "train_set": [{"type": "author:writes:paper", "data": [*pairs]}],
     }
     bolt.meta["tasks"] = [links, sets(bolt, y, "paper", "seed_nodes")]
     known = np.full(50, np.nan, np.float32)
@@ -119,10 +120,53 @@ def test_several_types_are_the_same_dataset(tmp_path: Path, capsys: pytest.Captu
     found = run(capsys, "import", "graphbolt", bolt.write(), tmp_path / "g", "--task", "node_classification", "--memory", "9MiB")
     assert_same(tmp_path / "g", tmp_path / "made")
     assert "the feature 'whole' of the graph is left out" in found["notes"]
-    report = graphbolt(bolt.root / "metadata.yaml", tmp_path / "links", reverse=True, **TINY)
-    note = "train_set of author:writes:paper is left out, with its labels: its seeds are edges, and splits here are of nodes"
-    assert note in report.notes
+    assert not [each for each in found["notes"] if "links" in each]
+    report = graphbolt(bolt.root / "metadata.yaml", tmp_path / "all", reverse=True, **TINY)
     assert report.edges["paper,rev_writes,author"] == 90
+    assert "names of data of the task 'node_classification' begin with 'node_classification.'" in report.notes
+    assert report.splits == {f"paper/node_classification.{name}": len(ids) for name, ids in SPLIT.items()}
+    assert report.unlabelled == {"paper/node_classification.y": 10}
+    with featstore.open(tmp_path / "all") as g:
+        data = g["paper"].node_data
+        assert sorted(data) == sorted(f"node_classification.{name}" for name in (*SPLIT, "y"))
+        assert np.array_equal(data["node_classification.y"].numpy(), known, equal_nan=True)
+        assert sorted(g["author"].node_data) == ["train_edge_labels:writes:paper", "train_edges:writes:paper"]
+        assert np.array_equal(g["author"].node_data["train_edges:writes:paper"].numpy(), edges[WRITES].T)
+        assert g["author"].node_data["train_edge_labels:writes:paper"].tolist() == [0, 1, 2] * 30
+
+
+def test_seeds_that_are_edges_of_a_type_are_checked(tmp_path: Path) -> None:
+    bolt = Bolt(tmp_path / "in")
+    bolt.meta["graph"]["nodes"] = [{"type": kind, "num": n} for kind, n in N.items()]
+    bolt.meta["graph"]["edges"] = [bolt.array("edges/e", np.array([[0], [49]]), type="author:writes:paper")]
+
+    def attempt(error: type[Exception], words: str, pairs: Any, kind: Any = "author:likes:paper", **more: Any) -> None:
+        entry = {"type": kind, "data": [bolt.array("set/l", pairs, name="node_pairs")]}
+        bolt.meta["tasks"] = [{"name": "links", "test_set": [entry], **more}]
+        refused(error, words, tmp_path / "g", lambda: graphbolt(bolt.write(), tmp_path / "g", **TINY))
+
+    good = np.array([[29, 49], [0, 0]])
+    attempt(IndexError, r"set/l.npy: test_set: seeds\[2, 0\]: 30 is not a node: ids are 0 … 29", [*good, [30, 3]])
+    attempt(IndexError, r"set/l.npy: test_set: seeds\[2, 1\]: 50 is not a node: ids are 0 … 49", [*good, [3, 50]])
+    attempt(IndexError, r"seeds\[0, 1\]: -1 is not a node", [[0, -1]])
+    attempt(FormatError, r"must hold ids of nodes, whole numbers \[k, 2\], not int64 \[4\]", good.ravel())
+    attempt(FormatError, r"must hold ids of nodes, whole numbers \[k, 2\], not float64", good / 2)
+    attempt(FormatError, r"must hold ids of nodes, whole numbers \[k\], not int64 \[2, 2\]", good, "paper")
+    attempt(FormatError, "type 'author:likes:book': there is no type 'book'", good, "author:likes:book")
+    attempt(FormatError, "type None is not SOURCE:RELATION:DESTINATION", good, None)
+    seeds = bolt.array("set/l", good, name="seeds")
+    twice = [{"type": "author:likes:paper", "data": [seeds]}] * 2
+    of_set = "train_set of type 'author:likes:paper'"
+    attempt(FormatError, f"{of_set}: 'train_edges:likes:paper' is there twice", good, train_set=twice)
+    twice = [{"type": "author:likes:paper", "data": [seeds, seeds]}]
+    attempt(FormatError, f"{of_set}: 'seeds' is there twice", good, train_set=twice)
+    attempt(FormatError, "a field's name is 1 to 60 .* unless task= is given", good, "author:" + "r" * 60 + ":paper")
+    bolt.meta["tasks"] = [{"name": "links", "test_set": [{"type": "author:likes:paper", "data": [seeds]}]}] * 2
+    refused(FormatError, "tasks: 'links' is there twice", tmp_path / "g", lambda: graphbolt(bolt.write(), tmp_path / "g", **TINY))
+    bolt.meta["tasks"].pop()
+    graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    with featstore.open(tmp_path / "g") as g:
+        assert g["author"].node_data["test_edges:likes:paper"].tolist() == good.tolist()
 
 
 def test_pairs_as_seeds_are_node_data(tmp_path: Path) -> None:
@@ -133,15 +177,15 @@ def test_pairs_as_seeds_are_node_data(tmp_path: Path) -> None:
     links = {"name": "links", "train_set": [{"data": data[:1]}], "validation_set": [{"data": data}]}
     bolt.meta["tasks"] = [links | {"test_set": [{"data": []}]}]
     report = graphbolt(bolt.write(), tmp_path / "g", **TINY)
-    left_out = "test_set of the nodes is left out, with its labels"
-    assert f"{left_out}: it has no seeds and no seed_nodes, and splits here are of nodes" in report.notes
+    left_out = "test_set of the nodes is left out, with its labels: it has no seeds and no seed_nodes and no node_pairs"
+    assert left_out in report.notes
     assert not report.splits
     with featstore.open(tmp_path / "g") as g:
         assert sorted(g.node_data) == ["train_edges", "valid_edge_indexes", "valid_edge_labels", "valid_edges"]
         assert np.array_equal(g.node_data["train_edges"].numpy(), pairs)
         assert g.node_data["valid_edge_labels"].tolist() == labels.tolist()
     bolt.array("set/l", pairs + 41, name="seeds")
-    with pytest.raises(IndexError, match=r"\[[0-9]+\]: 5"):
+    with pytest.raises(IndexError, match=r"seeds\[4, 1\]: 50 is not a node"):
         graphbolt(bolt.write(), tmp_path / "other", **TINY)
 
 

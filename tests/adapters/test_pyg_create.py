@@ -235,6 +235,27 @@ def test_as_many_links_as_nodes_are_not_of_nodes(data, tmp_path) -> None:
         assert "edge_label" in g.node_data
 
 
+def test_links_of_a_type_are_node_data_of_their_source(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    split = RandomLinkSplit(edge_types=[WRITES, CITES], add_negative_train_samples=True)
+    for number, part in enumerate(split(hetero())):
+        with create(tmp_path / str(number), part, progress=False) as g:
+            for (source, relation, end), key in ((WRITES, "author,writes,paper"), (CITES, "paper,cites,paper")):
+                for name in ("edge_label_index", "edge_label"):
+                    value = part[source, relation, end][name]
+                    assert len(value)
+                    assert torch.equal(g[source].node_data[f"{name}:{relation}:{end}"], value)
+                    assert not [each for each in g.edge_features if each.startswith(key) and "label" in each]
+            assert not [each for each in stores(g)[0].get_all_tensor_attrs() if "edge_label" in each.attr_name]
+            links = (WRITES, g["author"].node_data["edge_label_index:writes:paper"])
+            sampler = Sampler(featstore.NeighborSampler(g, {WRITES: [-1], CITES: [-1]}, redraw=False))
+            options = {"neighbor_sampler": sampler, "batch_size": 16}
+            found = list(LinkNeighborLoader(stores(g), [], edge_label_index=links, **options))
+            pairs = [(each["author"].n_id, each["paper"].n_id, each[WRITES].edge_label_index) for each in found]
+            ends = [torch.stack([authors[ends[0]], papers[ends[1]]]) for authors, papers, ends in pairs]
+            assert torch.equal(torch.cat(ends, 1), part[WRITES].edge_label_index)
+
+
 def broken(**values: Any) -> Any:
     data = graph()
     for name, value in values.items():
@@ -335,7 +356,6 @@ REFUSED = [
         r"'w' of shape \(79,\) .* 80 edges: .*del data\['author', 'writes', 'paper'\]",
     ),
     (changed(CITES, edge_index=torch.tensor([[0], [30]])), IndexError, r"edge type \('paper', 'cites', .* is 30"),
-    (changed(CITES, edge_label_index=torch.zeros((2, 3), dtype=int)), ValueError, "'edge_label_index' of .* is of links"),
     (
         changed(("paper", "in", "venue"), edge_index=torch.zeros((2, 1), dtype=int)),
         ValueError,

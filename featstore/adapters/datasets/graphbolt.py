@@ -22,19 +22,20 @@ from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
 from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, check_ids, check_room, write
 from featstore.config import user_path
+from featstore.creation.inputfields import check_field_name
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import Source as Rows
 from featstore.creation.source import numpy_dtype
 from featstore.errors import FormatError, MissingExtraError
 from featstore.storage.calls import naming
-from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, name_of_links
 
 __all__ = ["graphbolt"]
 
 FILE: Final = "metadata.yaml"
 _MOST_BYTES: Final = 4 << 20
-_SETS: Final = {"train_set": "train_idx", "validation_set": "valid_idx", "test_set": "test_idx"}
-_SEEDS: Final = ("seeds", "seed_nodes")
+_SETS: Final = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
+_SEEDS: Final = ("seeds", "seed_nodes", "node_pairs")
 
 
 def graphbolt(
@@ -54,7 +55,8 @@ def graphbolt(
     path : path-like
         The new dataset.
     task : str, optional
-        Name of the task whose seeds and labels are kept; by default the first one.
+        Name of the only task whose seeds and labels are kept; by default all are, and the names of those of the second task and
+        on begin with its name and a dot.
     reverse : bool
         With types, also make ``(b, "rev_r", a)`` of each type ``(a, "r", b)`` whose ends differ.
     **options
@@ -63,10 +65,11 @@ def graphbolt(
     Returns
     -------
     Report
-        Features have the names of ``metadata.yaml``. The seeds of the task's sets are ``train_idx``, ``valid_idx`` and
-        ``test_idx``; their labels become ``y``, a row for each node, with -1 or NaN where no set has one. Seeds that are pairs,
-        of a task of link prediction, become node data: ``train_edges`` ``[k, 2]``, ``train_edge_labels`` and
-        ``train_edge_indexes``, and so on.
+        Features have the names of ``metadata.yaml``. Seeds and what belongs to them become node data. Seeds that are nodes are
+        ``train_idx``, ``valid_idx`` and ``test_idx``; their labels become ``y``, a row for each node, with -1 or NaN where no
+        set has one. Seeds that are edges, ``[k, 2]``, are ``train_edges``, their labels ``train_edge_labels``, and so on; with
+        types, node data of the edges' source, named ``train_edges:RELATION:DESTINATION`` and so on. Other arrays of a set keep
+        their names behind ``train_`` or ``train_edge_``.
 
     Raises
     ------
@@ -80,8 +83,8 @@ def graphbolt(
 
     Notes
     -----
-    ``in_memory`` has no meaning here, as features are on disk. With types, sets of seeds that are edges are left out, which the
-    report says. Labels are put together in a file without a name, beside the dataset.
+    ``in_memory`` has no meaning here, as features are on disk. Labels are put together in a file without a name, beside the
+    dataset.
     """
     begin = time.perf_counter()
     made = CreateOptions.given(path, options)
@@ -91,7 +94,7 @@ def graphbolt(
     for key, each in meta.edges(nodes).items():
         edges[key] = FoundEdges(each)
     notes = meta.add_features(nodes, edges)
-    notes += meta.add_task(task, nodes, os.path.dirname(os.path.abspath(made.path)))
+    notes += meta.add_tasks(task, nodes, os.path.dirname(os.path.abspath(made.path)))
     return write("graphbolt", folder, made, nodes, edges, reverse=reverse, notes=notes, begin=begin, files=meta.files)
 
 
@@ -258,52 +261,77 @@ class _Metadata:
             raise self.error(f"there is no type {kind!r} of nodes; there is {', '.join(nodes)}")
         return name
 
-    def add_task(self, name: str | None, nodes: Mapping[str, FoundNodes], spare: str) -> list[str]:
-        """Add the seeds and labels of a task; return notes. ``spare`` is a folder for temporary files."""
+    def add_tasks(self, name: str | None, nodes: Mapping[str, FoundNodes], spare: str) -> list[str]:
+        """Add the seeds and labels of all tasks, or of the named one; return notes. ``spare`` is a folder for temporary files."""
         tasks = self._entries(self._all, "tasks")
         names = [str(each.get("name", number)) for number, each in enumerate(tasks)]
         if name is not None and name not in names:
             raise ValueError(f"task: {self.path} has no {name!r}; it has {', '.join(names) or 'none'}")
         if not tasks:
             return ["there are no tasks, and so neither splits nor labels"]
-        number = 0 if name is None else names.index(name)
-        notes = [f"seeds and labels are those of the task {names[number]!r}"]
-        labels: dict[str, _NodeLabels] = {}
-        for set_name, idx in _SETS.items():
-            for each in self._entries(tasks[number], set_name):
-                kind = each.get("type")
-                arrays = {str(item.get("name")): item for item in self._entries(each, "data")}
-                seeds_of = next((arrays[each_name] for each_name in _SEEDS if each_name in arrays), None)
-                left_out = f"{set_name} of {kind or 'the nodes'} is left out, with its labels"
-                if seeds_of is None or ":" in str(kind):
-                    why = "its seeds are edges" if seeds_of or ":" in str(kind) else f"it has no {' and no '.join(_SEEDS)}"
-                    notes.append(f"{left_out}: {why}, and splits here are of nodes")
-                    continue
-                of = self._node_type(kind, nodes)
-                seeds = open_array(f"{set_name}: seeds", self._file(seeds_of, set_name))
-                if len(seeds.shape) != 1:
-                    if kind is not None:
-                        shape = f"its seeds have shape {list(seeds.shape)}, not [k]: pairs are edges"
-                        notes.append(f"{left_out}: {shape}, and splits here are of nodes")
-                        continue
-                    split = idx.removesuffix("_idx")
-                    nodes[of].data[f"{split}_edges"] = CheckedIds(seeds, nodes[of].n, pairs=True)
-                    for of_pairs in [each_name for each_name in ("labels", "indexes") if each_name in arrays]:
-                        path = self._file(arrays[of_pairs], set_name)
-                        nodes[of].data[f"{split}_edge_{of_pairs}"] = open_array(f"{set_name}: {of_pairs}", path, seeds.n_rows)
-                    continue
-                if "int" not in seeds.dtype:
-                    raise FormatError(f"{seeds.name} must hold whole numbers, not {seeds.dtype}")
-                if idx in nodes[of].data:
-                    raise self.error(f"{set_name}: type {kind!r} is there twice")
-                nodes[of].data[idx] = CheckedIds(seeds, nodes[of].n)
-                if "labels" in arrays:
-                    given = open_array(f"{set_name}: labels", self._file(arrays["labels"], set_name), seeds.n_rows)
-                    labels.setdefault(of, _NodeLabels(spare, given, nodes[of].n))
-                    labels[of].put(seeds, given)
-        for of, each_labels in labels.items():
-            nodes[of].add_labels(each_labels)
+        if twice := [each for each in names if names.count(each) > 1]:
+            raise self.error(f"tasks: {twice[0]!r} is there twice")
+        first = 0 if name is None else names.index(name)
+        notes = [f"seeds and labels are those of the task {names[first]!r}", *self._add_task("", tasks[first], nodes, spare)]
+        for other, task in zip(names[1:], tasks[1:], strict=True) if name is None else ():
+            notes.append(f"names of data of the task {other!r} begin with {other + '.'!r}")
+            notes += self._add_task(f"{other}.", task, nodes, spare)
         return notes
+
+    def _add_task(self, prefix: str, task: Mapping[str, Any], nodes: Mapping[str, FoundNodes], spare: str) -> list[str]:
+        """Add the seeds and labels of a task as node data whose names begin with ``prefix``; return notes."""
+        notes = []
+        labels: dict[str, _NodeLabels] = {}
+        for set_name, split in _SETS.items():
+            for each in self._entries(task, set_name):
+                kind = each.get("type")
+                files = self._named(self._entries(each, "data"), f"{set_name} of type {kind!r}")
+                seeds_name = next((name for name in _SEEDS if name in files), None)
+                if seeds_name is None:
+                    none = " and no ".join(_SEEDS)
+                    notes.append(f"{set_name} of {kind or 'the nodes'} is left out, with its labels: it has no {none}")
+                    continue
+                seeds = open_array(f"{set_name}: seeds", self._file(files.pop(seeds_name), set_name))
+                others = {
+                    name: open_array(f"{set_name}: {name}", self._file(entry, set_name), seeds.n_rows)
+                    for name, entry in files.items()
+                }
+                if ":" in str(kind) or (kind is None and len(seeds.shape) != 1):
+                    key = self._edge_key(kind, nodes)
+                    of, ends = key[0], (nodes[key[0]].n, nodes[key[2]].n)
+                    fields: dict[str, Rows] = {name_of_links(f"{split}_edges", key): CheckedIds(seeds, *ends)}
+                    fields |= {name_of_links(f"{split}_edge_{name}", key): rows for name, rows in others.items()}
+                else:
+                    of = self._node_type(kind, nodes)
+                    fields = {f"{split}_idx": CheckedIds(seeds, nodes[of].n)}
+                    if given := others.pop("labels", None):
+                        if of not in labels:
+                            labels[of] = _NodeLabels(spare, given, nodes[of].n)
+                        labels[of].put(seeds, given)
+                    fields |= {f"{split}_{name}": rows for name, rows in others.items()}
+                for name, rows in fields.items():
+                    self._add_data(prefix + name, rows, nodes[of], f"{set_name} of type {kind!r}")
+        for of, each_labels in labels.items():
+            nodes[of].add_labels(each_labels, f"{prefix}y")
+        return notes
+
+    def _named(self, entries: list[Mapping[str, Any]], where: str) -> dict[str, Mapping[str, Any]]:
+        found: dict[str, Mapping[str, Any]] = {}
+        for each in entries:
+            name = str(each.get("name"))
+            if name in found:
+                raise self.error(f"{where}: {name!r} is there twice")
+            found[name] = each
+        return found
+
+    def _add_data(self, name: str, rows: Rows, nodes: FoundNodes, where: str) -> None:
+        try:
+            check_field_name(name)
+        except ValueError as error:
+            raise self.error(f"{where}: {error}; the task's name is a part of it unless task= is given") from None
+        if name in nodes.data:
+            raise self.error(f"{where}: {name!r} is there twice")
+        nodes.data[name] = rows
 
 
 class _NodeLabels(Rows):
@@ -330,7 +358,7 @@ class _NodeLabels(Rows):
             )
         k, done = 1 << 16, 0
         for ids, rows in zip(seeds.values(k * seeds.row_bytes), labels.values(k * labels.row_bytes), strict=True):
-            check_ids(seeds.name, ids, self.n_rows, done)
+            check_ids(seeds.name, ids, (self.n_rows,), done)
             self._rows[ids] = rows
             done += len(ids)
 
@@ -342,7 +370,8 @@ class _NodeLabels(Rows):
 
 
 def _add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--task", metavar="NAME", help="whose seeds and labels are kept (default: the first task's)")
+    text = "only task whose seeds and labels are kept (default: all; names of those of the second and on begin with the task's)"
+    group.add_argument("--task", metavar="NAME", help=text)
     add_reverse(group)
 
 

@@ -149,12 +149,13 @@ def count_unlabelled(block: UInt8s, dtype: str, filled: npt.NDArray[np.bool_] | 
 class CheckedIds(Source):
     """Ids of nodes that are checked while they are read: IndexError names the array and the position.
 
-    ``pairs``: the ends of edges, ``[k, 2]``. FormatError for an array of something else.
+    ``*n``: the number of nodes; or two, of the sources and the destinations of links, ``[k, 2]``. FormatError for an array of
+    something else.
     """
 
-    def __init__(self, ids: Source, n: int, *, pairs: bool = False) -> None:
-        if "int" not in ids.dtype or ids.shape[1:] != ((2,) if pairs else ()):
-            shape = "[k, 2]" if pairs else "[k]"
+    def __init__(self, ids: Source, *n: int) -> None:
+        if "int" not in ids.dtype or ids.shape[1:] != ((2,) if len(n) == 2 else ()):
+            shape = "[k, 2]" if len(n) == 2 else "[k]"
             raise FormatError(f"{ids.name} must hold ids of nodes, whole numbers {shape}, not {ids.dtype} {list(ids.shape)}")
         super().__init__(ids.name, ids.dtype, ids.shape)
         self._ids, self._n = ids, n
@@ -162,18 +163,19 @@ class CheckedIds(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         done = 0
         for block in self._ids.blocks(max_bytes):
-            ids = block.view(numpy_dtype(self.dtype)).reshape(-1)
-            check_ids(self.name, ids, self._n, done)
-            done += len(ids)
+            check_ids(self.name, block.view(numpy_dtype(self.dtype)), self._n, done)
+            done += len(block)
             yield block
 
 
-def check_ids(name: str, ids: npt.NDArray[Any], n: int, first: int) -> None:
-    """Raise IndexError for the first id that is no node; ``first`` is the position of ``ids[0]``."""
-    bad = (ids < 0) | (ids >= n)
+def check_ids(name: str, ids: npt.NDArray[Any], n: tuple[int, ...], first: int) -> None:
+    """Raise IndexError for the first id of a row, or of its columns, that is no node; ``first`` is the position of ``ids[0]``."""
+    rows = ids.reshape(-1, len(n))
+    bad = (rows < 0) | (rows >= np.array(n))
     if bad.any():
-        at = int(bad.argmax())
-        raise not_a_node(f"{name}[{first + at}]: {int(ids[at])}", n)
+        at, column = divmod(int(bad.argmax()), len(n))
+        where = f"{first + at}, {column}" if len(n) > 1 else f"{first + at}"
+        raise not_a_node(f"{name}[{where}]: {int(rows[at, column])}", n[column])
 
 
 def catalog_of_new(path: str) -> Catalog:
@@ -316,7 +318,7 @@ def write(
                 found.unlabelled[full] = field_.n_counted
             elif isinstance(field_, Mask):
                 found.splits[full] = field_.n_counted
-            elif name in SPLITS.values():
+            elif name.rpartition(".")[2] in SPLITS.values():  # of a task of several
                 found.splits[full] = open_source(name, field_).n_rows
     found.seconds = time.perf_counter() - begin
     return found

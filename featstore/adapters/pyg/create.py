@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from featstore.creation.typed import Edges, Nodes
 from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.arrays import as_array
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.topology.types import name_of_links
 
 __all__ = ["create"]
 
@@ -45,7 +47,8 @@ def create(
         types, those of each type that has them.
         Attributes of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node
         data, each read whole at first use. Links of ``RandomLinkSplit`` also become node data: ``edge_label_index`` (or any other
-        ``…_index`` of two rows) and their ``edge_label``.
+        ``…_index`` of two rows) and their ``edge_label``; with types, of the links' source, under the names
+        ``edge_label_index:RELATION:DESTINATION`` and so on.
     overwrite, progress, memory
         See :meth:`featstore.OutOfCoreGraph.create`.
 
@@ -61,7 +64,7 @@ def create(
     ValueError, IndexError
         A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a
         feature that is not there, or has not one row a node or an edge; a mask of another length; an edge to no node. With types:
-        links of ``RandomLinkSplit``; an attribute of no type.
+        an attribute of no type.
     FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
         See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
 
@@ -103,7 +106,12 @@ def _create_typed(
         for kind in (key[0], key[2]):
             if kind not in n:
                 raise ValueError(f"edge type {key!r}: there is no node type {kind!r}; set data[{kind!r}].num_nodes")
-    edges = {key: _edges(data[key], (n.get(key[2], 0), n.get(key[0], 0)), f"data[{str(key)[1:-1]}]") for key in data.edge_types}
+    edges = {}
+    for key in data.edge_types:
+        edges[key], links = _edges(data[key], (n[key[2]], n[key[0]]), f"data[{str(key)[1:-1]}]")
+        of_source = nodes[key[0]]
+        named = {name_of_links(name, key): array for name, array in links.items()}
+        nodes[key[0]] = dataclasses.replace(of_source, data={**(of_source.data or {}), **named})
     return OutOfCoreGraph.create(path, nodes=nodes, edges=edges, **options)
 
 
@@ -116,20 +124,18 @@ def _nodes(store: Any, wanted: Sequence[str], where: str) -> Nodes:
     return Nodes(num_nodes, rows, arrays)
 
 
-def _edges(store: Any, shape: tuple[int, int], where: str) -> Edges:
-    """Collect the edges of a type, and their arrays."""
-    of_edges, given = {}, store.to_dict()
+def _edges(store: Any, shape: tuple[int, int], where: str) -> tuple[Edges, dict[str, torch.Tensor]]:
+    """Collect the edges of a type, with their arrays, and the arrays of links."""
+    of_edges: dict[str, torch.Tensor] = {}
+    links: dict[str, torch.Tensor] = {}
+    given = store.to_dict()
     for name, value in given.items():
         if name in (*_EDGES, "num_edges") or value is None:
             continue
-        if _is_of_links(name, given):
-            raise ValueError(
-                f"{name!r} of {where} is of links, which are not stored with types: leave it out (del {where}.{name})"
-            )
-        of_edges[name] = _array(name, value, where)
+        (links if _is_of_links(name, given) else of_edges)[name] = _array(name, value, where)
     adjacency = _adjacency(store, shape, where)
     _check_of_edges(store, of_edges, where)
-    return Edges(adjacency, of_edges)
+    return Edges(adjacency, of_edges), links
 
 
 def _graph_of(data: Any) -> Data | HeteroData:
