@@ -27,6 +27,8 @@ feature_data: [{domain: node, type: a, name: x, format: numpy, path: x.npy}]
 tasks:
 - name: t
   train_set: [{type: a, data: [{name: seeds, format: numpy, path: ids.npy}, {name: labels, format: numpy, path: ids.npy}]}]
+- name: links
+  test_set: [{type: "a:to:a", data: [{name: seeds, format: numpy, path: pairs.npy}, {name: at, format: numpy, path: ids.npy}]}]
 """
 
 

@@ -366,6 +366,7 @@ def graphbolt(data: bytes) -> None:
         np.save(folder / "edges.npy", np.array([[0, 1, 2], [1, 2, 0]]))
         np.save(folder / "x.npy", np.zeros((3, 2), np.float32))
         np.save(folder / "ids.npy", np.arange(3))
+        np.save(folder / "pairs.npy", np.array([[0, 1], [1, 2], [2, 0]]))
         (folder / "edges.csv").write_text("0,1\n1,2\n")
     (folder / "metadata.yaml").write_bytes(data)
     with naming_files(*WRONG_FILE):
@@ -378,7 +379,8 @@ def graphbolt(data: bytes) -> None:
         for key, each in meta.edges(nodes).items():
             edges[key] = FoundEdges(each)
         meta.add_features(nodes, edges)
-        meta.add_task(None, nodes, str(folder))
+        meta.add_tasks(None, nodes, str(folder))
+        _use(nodes, edges)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------------
