@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
 from featstore.adapters.datasets import igb
@@ -17,7 +19,7 @@ from featstore.adapters.datasets.writing import PaddedLabels
 from featstore.creation.source import open_source
 from featstore.errors import CorruptionError, FormatError
 from tests.support.commands import run
-from tests.support.imports import TINY, assert_same, refused
+from tests.support.imports import TINY, assert_same, follow_advice, refused
 from tests.support.typed import CITES, TypedArrays
 
 WRITTEN = ("paper", "written_by", "author")
@@ -105,6 +107,9 @@ def test_sizes_are_those_of_the_folder(
 ) -> None:
     graph = write(tmp_path / "tiny", raw=True)
     monkeypatch.setitem(SIZES, "tiny", N)
+    width = r"node_feat.npy: .*float32 \[60, 1024\] has 245760 bytes, and the file has 3840"
+    refused(FormatError, width, tmp_path / "g", lambda: igb(tmp_path / "tiny", tmp_path / "g", **TINY))
+    monkeypatch.setattr(sys.modules[igb.__module__], "WIDTH", 16)
     found = run(capsys, "import", "igb", tmp_path / "tiny", tmp_path / "g", "--memory", "9MiB", "--labelled", "60")
     graph.create(tmp_path / "made").close()
     assert_same(tmp_path / "g", tmp_path / "made")
@@ -117,8 +122,40 @@ def test_sizes_are_those_of_the_folder(
 def test_full_is_split_by_the_published_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "full", raw=True)
     monkeypatch.setitem(LABELLED, 19, 50)
+    monkeypatch.setitem(SIZES, "full", N)
+    monkeypatch.setattr(sys.modules[igb.__module__], "WIDTH", 16)
     report = igb(tmp_path / "full", tmp_path / "g", num_nodes=N, **TINY)
     assert report.splits == {"paper/train_idx": 30, "paper/valid_idx": 10, "paper/test_idx": 10}
+    change("paper/node_label_19.npy", np.zeros(49, np.float32), raw=True)(tmp_path / "full")
+    words = "node_label_19.npy: labels of 49 papers; 50 are published for the size 'full'"
+    refused(FormatError, words, tmp_path / "h", lambda: igb(tmp_path / "full", tmp_path / "h", num_nodes=N, **TINY))
+
+
+def test_splits_of_mlperf_are_read_after_the_advised_conversion(tmp_path: Path) -> None:
+    graph = write(tmp_path / "in", raw=True)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(42))
+    for name, ids in (("train", order[:36]), ("val", order[36:38])):
+        torch.save(ids, tmp_path / "in" / "processed" / f"{name}_idx.pt")
+
+    def call(**options: Any) -> Any:
+        return igb(tmp_path / "in", tmp_path / "g", num_nodes=N, **options, **TINY)
+
+    follow_advice(refused(FormatError, "train_idx.pt: .*can run code", tmp_path / "g", call).value)
+    refused(ValueError, "labelled is of splits by position; .*split_dict.npz has", tmp_path / "g", lambda: call(labelled=9))
+    report = call()
+    for name in ("train_idx", "valid_idx", "test_idx"):
+        graph.data["paper"].pop(name)
+    graph.data["paper"] |= {"train_idx": order[:36].numpy(), "valid_idx": order[36:38].numpy()}
+    graph.create(tmp_path / "made").close()
+    assert_same(tmp_path / "g", tmp_path / "made")
+    assert report.splits == {"paper/train_idx": 36, "paper/valid_idx": 2}
+    np.savez(tmp_path / "in" / "processed" / "split_dict.npz", train=np.array([59, 60]))
+    refused(
+        IndexError,
+        r"split_dict.npz: .*train\[1\]: 60 is not a node",
+        tmp_path / "h",
+        lambda: igb(tmp_path / "in", tmp_path / "h", num_nodes=N, **TINY),
+    )
 
 
 def change(name: str, array: Any, *, raw: bool = False) -> Callable[[Path], None]:

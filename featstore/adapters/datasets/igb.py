@@ -10,12 +10,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from featstore.adapters.datasets.arrays import RawSource, open_array
+from featstore.adapters.datasets.arrays import Archive, RawSource, open_array
 from featstore.adapters.datasets.edges import EdgeList
-from featstore.adapters.datasets.folders import add_num_nodes, add_reverse, file_in, numbers, open_folder, relations_in
+from featstore.adapters.datasets.folders import (
+    add_num_nodes,
+    add_reverse,
+    file_in,
+    numbers,
+    open_folder,
+    refuse_pickled,
+    relations_in,
+)
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
-from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, PaddedLabels, Positions, write
+from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, PaddedLabels, Positions, write
 from featstore.config import user_path
 from featstore.creation import source as inputs
 from featstore.creation.options import CreateOptions
@@ -62,8 +70,11 @@ SIZES: Final[dict[str, dict[str, int]]] = {
         "conference": 4_547,
     },
 }
+WIDTH: Final = 1024  # of the published features of all types
 # Papers with a label in the full size, which are the first ones.
 LABELLED: Final = {19: 227_130_858, 2983: 157_675_969}
+_SPLITS: Final = "split_dict.npz"
+_PICKLED: Final = {"train": "train_idx.pt", "valid": "val_idx.pt"}  # as MLPerf's reference writes them into processed/
 _LABEL_FILES: Final = {19: "node_label_19.npy", 2983: "node_label_2K.npy"}
 
 
@@ -99,7 +110,7 @@ def igb(
         Also make ``(b, "rev_r", a)`` of each type ``(a, "r", b)`` whose ends differ, as the benchmarks' loaders do.
     labelled : int, optional
         Number of the first papers that are split: 60 % train, 20 % validation, the rest test, in order. By default all with a row
-        of labels; in the full size the published number.
+        of labels; in the full size the published number. ValueError beside ``processed/split_dict.npz``, which has other splits.
     **options
         ``topology``, ``chunk_bytes``, ``stripes``, ``overwrite``, ``progress`` and ``memory`` of
         :meth:`featstore.OutOfCoreGraph.from_edge_index`; of papers only, ``coalesce``, ``remove_self_loops`` and
@@ -120,7 +131,9 @@ def igb(
     Notes
     -----
     The large sizes have raw arrays without a header under a ``.npy`` name. They are recognised, and taken as float32 rows, whose
-    length follows from the file's size and the number of nodes. Edges are ``[E, 2]``.
+    length follows from the file's size and the number of nodes; of a published number it is 1024. Edges are ``[E, 2]``.
+    MLPerf's own splits, ``processed/train_idx.pt`` and ``val_idx.pt``, are refused with a command that makes
+    ``processed/split_dict.npz`` of them, which is read.
     """
     begin = time.perf_counter()
     made = CreateOptions.given(path, options)
@@ -139,12 +152,17 @@ def igb(
     if papers_only:
         relations = {CITES: relations[CITES]}
     kinds = dict.fromkeys((PAPER, *(end for key in relations for end in (key[0], key[2]))))
-    found = {kind: _nodes(os.path.join(processed, kind), kind, given) for kind in kinds}
+    published = {} if size is None else SIZES[size]
+    found = {}
+    for kind in kinds:
+        width = WIDTH if given.get(kind) == published.get(kind, -1) else None
+        found[kind] = _nodes(os.path.join(processed, kind), kind, given, width)
     edges = {}
     for key, place in relations.items():
         source = _edges(os.path.join(place, "edge_index.npy"))
         edges[key] = FoundEdges(EdgeList.of(source, found[key[0]].n, found[key[2]].n, pairs=True))
-    notes = _add_labels(found[PAPER], os.path.join(processed, PAPER), classes, size, labelled)
+    notes, n_labelled = _add_labels(found[PAPER], os.path.join(processed, PAPER), classes, size)
+    notes += _add_splits(found[PAPER], processed, n_labelled, labelled)
     if len(found) == 1 and len(edges) == 1:
         return write(
             "igb", folder, made, {ONE_NODE: found[PAPER]}, {ONE_EDGE: edges[CITES]}, reverse=reverse, notes=notes, begin=begin
@@ -152,7 +170,8 @@ def igb(
     return write("igb", folder, made, found, edges, reverse=reverse, notes=notes, begin=begin)
 
 
-def _nodes(folder: str, kind: str, given: Mapping[str, int]) -> FoundNodes:
+def _nodes(folder: str, kind: str, given: Mapping[str, int], width: int | None) -> FoundNodes:
+    """Open the features of a type; a raw array has rows of ``width`` values, or such that the file has a row for each node."""
     path = file_in(folder, "node_feat.npy")
     if path is None:
         if kind not in given:
@@ -162,7 +181,7 @@ def _nodes(folder: str, kind: str, given: Mapping[str, int]) -> FoundNodes:
                 folder,
             )
         return FoundNodes(given[kind])
-    source = open_array(f"features of {kind}", path, given.get(kind), raw=("float32", None))
+    source = open_array(f"features of {kind}", path, given.get(kind), raw=("float32", None if width is None else (width,)))
     return FoundNodes(source.n_rows, {"x": source})
 
 
@@ -177,32 +196,54 @@ def _has_header(path: str) -> bool:
         return file.read(6) == b"\x93NUMPY"
 
 
-def _add_labels(papers: FoundNodes, folder: str, classes: int, size: str | None, labelled: int | None) -> list[str]:
-    """Add labels and splits; return notes."""
+def _add_labels(papers: FoundNodes, folder: str, classes: int, size: str | None) -> tuple[list[str], int]:
+    """Add labels; return notes, and how many of the first papers have one."""
     path = file_in(folder, _LABEL_FILES[classes])
     if path is None:
-        return [f"there are no labels {_LABEL_FILES[classes]}, and so no splits"]
+        return [f"there are no labels {_LABEL_FILES[classes]}"], 0
     if _has_header(path):
         source = open_array("labels", path)
     else:
         source = RawSource(f"{user_path(path)}: labels", path, (os.stat(path).st_size // 4,), "float32")
     notes = []
-    n = source.n_rows
+    n = n_labelled = source.n_rows
     if n > papers.n:
         raise FormatError(f"{path}: labels of {n} papers, of which there are {papers.n}", path)
+    if size is not None and papers.n == SIZES[size][PAPER]:
+        n_labelled = LABELLED[classes] if size == "full" else papers.n
+        if n < n_labelled:
+            raise FormatError(f"{path}: labels of {n} papers; {n_labelled} are published for the size {size!r}", path)
     if n < papers.n:
         notes.append(f"{path} has labels of the first {n:,} papers; the others have none")
         source = PaddedLabels(source, papers.n)
     papers.add_labels(source)
-    if labelled is None:
-        labelled = min(n, LABELLED[classes]) if size == "full" else n
-    if not 0 <= labelled <= papers.n:
-        raise ValueError(f"labelled: {labelled} of {papers.n} papers")
-    n_train, n_valid = int(labelled * 0.6), int(labelled * 0.2)
-    bounds = np.cumsum([0, n_train, n_valid, labelled - n_train - n_valid]).tolist()
+    return notes, n_labelled
+
+
+def _add_splits(papers: FoundNodes, folder: str, n_labelled: int, asked: int | None) -> list[str]:
+    """Add the splits of ``split_dict.npz``, or else those by position among the first ``asked`` papers; return notes."""
+    path = os.path.join(folder, _SPLITS)
+    if os.path.lexists(path):
+        if asked is not None:
+            raise ValueError(f"labelled is of splits by position; {path} has splits: remove it, or leave labelled out")
+        archive = Archive(path)
+        for name in archive.names:
+            papers.add_split(name, CheckedIds(archive.rows(name), papers.n), path)
+        return [f"splits are those of {path}"]
+    pickled = {name: file for name, file in _PICKLED.items() if os.path.lexists(os.path.join(folder, file))}
+    if pickled and asked is None:
+        files = {name: os.path.join(folder, file) for name, file in pickled.items()}
+        raise refuse_pickled(next(iter(files.values())), path, files=files)
+    n = n_labelled if asked is None else asked
+    if not 0 <= n <= papers.n:
+        raise ValueError(f"labelled: {n} of {papers.n} papers")
+    if "y" not in papers.data:
+        return ["without labels there are no splits"]
+    n_train, n_valid = int(n * 0.6), int(n * 0.2)
+    bounds = np.cumsum([0, n_train, n_valid, n - n_train - n_valid]).tolist()
     for split, first, end in zip(("train", "valid", "test"), bounds, bounds[1:], strict=False):
-        papers.add_split(split, Positions(first, end), path)
-    return [*notes, f"splits are by position: 60 %, 20 % and 20 % of the first {labelled:,} papers"]
+        papers.add_split(split, Positions(first, end), folder)
+    return [f"splits are by position: 60 %, 20 % and 20 % of the first {n:,} papers"]
 
 
 def _add_options(group: argparse._ArgumentGroup) -> None:
