@@ -257,6 +257,27 @@ class StoredGraph(ShownAsTables, ABC):
         if old is not None:
             old.close()
 
+    def refuse_part(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if this is a part of a graph."""
+        if self.own_part is not None:
+            raise NotImplementedError(
+                f"{what} is for a whole graph, and {self.path} has {self.own_part} here: take the dataset that it is a part of"
+            )
+
+    def refuse_types(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
+        if not self.types.is_one:
+            raise NotImplementedError(
+                f"{what} is for a graph of one type; {self.path} has the node types {listed(self.node_types)} and "
+                f"the edge types {listed(self.edge_types)}. Make a dataset of the nodes and edges that "
+                "it is for with OutOfCoreGraph.from_edge_index"
+            )
+
+    def check_in_file(self, name: str) -> None:
+        """Check that the rows of a feature, by its name in the graph, can be passed over; ValueError if it was attached."""
+        if name in self._leaves:
+            raise ValueError(f"the rows of {name!r} are in no file of {self.path}: what passes over all rows cannot use them")
+
     # -- life --------------------------------------------------------------------------------------------------------------------
 
     def memory_report(self) -> MemoryReport:

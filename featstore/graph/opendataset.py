@@ -291,22 +291,6 @@ class OpenDataset(StoredGraph):
         assert out_degree is not None
         return View(self, part, out_degree)
 
-    def refuse_part(self, what: str) -> None:
-        """Raise NotImplementedError, which names ``what``, if this is a part of a graph."""
-        if self.own_part is not None:
-            raise NotImplementedError(
-                f"{what} is for a whole graph, and {self.path} has {self.own_part} here: take the dataset that it is a part of"
-            )
-
-    def refuse_types(self, what: str) -> None:
-        """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
-        if not self.types.is_one:
-            raise NotImplementedError(
-                f"{what} is for a graph of one type; {self.path} has the node types {listed(self.node_types)} and "
-                f"the edge types {listed(self.edge_types)}. Make a dataset of the nodes and edges that "
-                "it is for with OutOfCoreGraph.from_edge_index"
-            )
-
     # -- its parts ---------------------------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> dict[str, str]:
@@ -370,11 +354,6 @@ class OpenDataset(StoredGraph):
         record = self.catalog.fields[f"node/{of}/{name}"]
         file, width = self.snapshot.rows_of(record), math.prod(record.shape[1:])
         return StoredRows(file, torch_dtype(record.dtype), width, record.parts[0].at or 0)
-
-    def check_in_file(self, name: str) -> None:
-        """Check that the rows of a feature, by its name in the graph, can be passed over; ValueError if it was attached."""
-        if name in self._leaves:
-            raise ValueError(f"the rows of {name!r} are in no file of {self.path}: what passes over all rows cannot use them")
 
     def check_replaceable(self, name: str, of: str = ONE_NODE) -> None:
         """Check that a feature may be replaced, or made; BusyError while a loader uses its cache."""
