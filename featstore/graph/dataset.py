@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from featstore.budget import Budget
 from featstore.cache.base import Policy
-from featstore.changes.append import append_nodes, appended_rows
-from featstore.changes.fields import remove_field
-from featstore.changes.insertion import Insertion
-from featstore.config import Options, check_at_least, check_flag, listed, no_attribute
+from featstore.config import Options, check_flag, check_integer, listed, no_attribute, user_path
 from featstore.creation import build
 from featstore.creation.options import CreateOptions
 from featstore.creation.source import ArrayLike
 from featstore.creation.typed import Nodes, create_typed, nodes_and_edges, refuse_one_type
-from featstore.errors import StaleError
+from featstore.errors import BudgetError, CorruptionError, StaleError
 from featstore.graph import verify as verification
-from featstore.graph.changing import ChangingDataset, _key_of
+from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
+from featstore.graph.base import StoredGraph
+from featstore.graph.changing import Changes
 from featstore.graph.derive.aggregate import aggregate_in_hops, default_name
 from featstore.graph.derive.provenance import stale_features
 from featstore.graph.feature import FeatureStore
-from featstore.graph.neighborlists import NEIGHBOR_POLICY
-from featstore.graph.policyinputs import Given
-from featstore.graph.rowcaches import GivenParts
+from featstore.graph.fields import Fields
+from featstore.graph.neighborlists import NEIGHBOR_POLICY, NeighborLists
+from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.graph.openfields import OpenFields
+from featstore.graph.partadjacency import PartAdjacency, load_part
+from featstore.graph.partitions import Partitions
+from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.rowcaches import GivenParts, RowCaches
 from featstore.graph.savedparts import KeptParts
-from featstore.graph.snapshot import opening_committed
-from featstore.idmaps.idmap import IdMap, map_of, maps_of
+from featstore.graph.selfreliant import SelfReliantParts
+from featstore.graph.snapshot import Snapshot, check_memory, fingerprint_of, open_files, opening_committed
+from featstore.graph.typeviews import EdgeView
+from featstore.idmaps.idmap import IdMap, map_of
+from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.registry import adapter
-from featstore.topology.types import ONE_EDGE, EdgeKey, qualified
+from featstore.storage.catalog import Catalog
+from featstore.topology.base import Topology
+from featstore.topology.edgelists import EdgeLists
+from featstore.topology.noderows import NodeRows
+from featstore.topology.part import HOLDER, MOST_HOPS, Part, reach, reach_bytes
+from featstore.topology.types import ONE_EDGE, EdgeKey, Types, edge_name, qualified
 
-__all__ = ["OutOfCoreGraph"]
+__all__ = ["OutOfCoreGraph", "View"]
 
 # Names that dir() shows to users; the other ones are for loaders, samplers and the command line.
 _PUBLIC = (
@@ -57,7 +74,16 @@ _ELSEWHERE = {
 }  # names in other libraries
 
 
-class OutOfCoreGraph(ChangingDataset):
+@dataclass(frozen=True)
+class View:
+    """What makes a part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
+
+    whole: OutOfCoreGraph
+    part: Part
+    out_degree: npt.NDArray[Any]
+
+
+class OutOfCoreGraph(StoredGraph):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Graphs are made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`. A
@@ -101,6 +127,53 @@ class OutOfCoreGraph(ChangingDataset):
     pickles as path and options: caches are not included, and unpickling opens the dataset again. A graph shows one commit: if
     the dataset is replaced, an open graph goes on reading the old one.
     """
+
+    def __init__(
+        self, path: str | os.PathLike[str], options: Options | None = None, view: View | None = None, **others: object
+    ) -> None:
+        if options is None or others:
+            raise TypeError("a dataset is opened with featstore.open(path, memory=…)")
+        if view is not None:
+            self._open_view(view)
+            return
+        path = os.path.abspath(user_path(path))
+        with open_files(path) as opened:  # before a thread or a ring is made for the dataset
+            check_memory(path, opened.catalog.files.values(), options)
+            super().__init__(path, options)
+            try:
+                self._show(Snapshot(self.path, opened, self.reader))
+                try:
+                    self.own_part = load_part(self.snapshot, self.budget)
+                    self.fields = OpenFields(self, self.snapshot)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        self.snapshot.close()
+                    raise
+            except BaseException:
+                self.pool.close()
+                self.reader.close()
+                raise
+        self._compose(Adjacency(self, self.snapshot))
+
+    def _open_view(self, view: View) -> None:
+        """Open a part of an open dataset over its files, its reader and its budget, with caches of its own."""
+        super().__init__(view.whole.path, view.whole.options, view.whole)
+        self.own_part = view.part
+        self._show(view.whole.snapshot)
+        self.shows_progress = view.whole.shows_progress
+        self.fields = OpenFields(self, self.snapshot, view.whole.fields)
+        self._compose(PartAdjacency(self, self.snapshot, view.whole.adjacency, view.part, view.out_degree))
+
+    def _show(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.num_nodes, self.num_edges = snapshot.catalog.num_nodes, snapshot.catalog.num_edges
+
+    def _compose(self, adjacency: Adjacency) -> None:
+        self.adjacency = adjacency
+        self.partitions = Partitions(self, self.snapshot, self.adjacency)
+        self.row_caches = RowCaches(self, self.snapshot, self.adjacency, self.partitions)
+        self.changes = Changes(self, self.snapshot, self.adjacency, self.fields)
+        self.neighbor_lists = NeighborLists(self, self.snapshot, self.adjacency, self.partitions, self.row_caches)
 
     # -- making and opening ------------------------------------------------------------------------------------------------------
 
@@ -440,6 +513,55 @@ class OutOfCoreGraph(ChangingDataset):
         return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
 
     @property
+    def types(self) -> Types:
+        """See :attr:`StoredGraph.types`."""
+        return self.snapshot.types
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    @overload
+    def __getitem__(self, name: EdgeKey) -> EdgeView: ...
+    def __getitem__(self, name: str | EdgeKey) -> Any:
+        """Get a feature or a type by name, as in PyG.
+
+        Without types, ``g["x"]`` is ``g.features["x"]``. With types, ``g["paper"]`` is a :class:`NodeView`, and
+        ``g["author", "writes", "paper"]`` an :class:`EdgeView`. ``g.features`` always means features.
+
+        Raises
+        ------
+        KeyError
+            No feature or type has this name; the error lists the existing names.
+        TypeError
+            The index is not a name.
+        """
+        if self.types.is_one or isinstance(name, str):
+            return super().__getitem__(cast(str, name))
+        if not isinstance(name, tuple):
+            raise TypeError(f"a graph of several types is indexed by the name of a type, not by {name!r}")
+        edges = self.types.edges
+        if name not in edges:
+            raise KeyError(f"no edge type {name!r}; there is {listed(edges)}")
+        return EdgeView(name, edges[name].n_edges, cast(Fields, self.edge_features).of_type(edge_name(name)))
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency.
+
+        In CSC form the first use reads the offsets, 8 bytes a node, which the budget counts from then on. In chunked form it
+        reads the directory of chunks, and the budget also counts a cache of pages.
+        """
+        return self.adjacency.topology
+
+    @property
+    def neighbor_cache(self) -> NeighborCache | None:
+        """Neighbour lists in memory, see :meth:`~featstore.OutOfCoreGraph.cache_neighbors`; None without any."""
+        return self.neighbor_lists.cache
+
+    @neighbor_cache.setter
+    def neighbor_cache(self, cache: NeighborCache | None) -> None:
+        self.neighbor_lists.cache = cache
+
+    @property
     def indptr(self) -> torch.Tensor:
         """Offsets of the in-neighbours of each node, int64 ``[num_nodes + 1]``, as given to :meth:`create`.
 
@@ -758,9 +880,7 @@ class OutOfCoreGraph(ChangingDataset):
         >>> g.add_feature("z", np.ones((g.num_nodes, 8), np.float32))
         FeatureStore('z', shape=(1000, 8), dtype=torch.float32, backend='io_uring')
         """
-        place = self._place_to_change("add_feature()", type)
-        self._add(place, "feature", name, rows, overwrite, progress)
-        return self._store(place, name)
+        return self.changes.add_feature(name, rows, type, overwrite, progress)
 
     def add_data(
         self,
@@ -794,9 +914,7 @@ class OutOfCoreGraph(ChangingDataset):
         -----
         See :meth:`add_feature`. Whoever loads batches reads labels when the loader is made: make it again.
         """
-        if isinstance(type, tuple):
-            raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features: add_feature()")
-        self._add(self._place_to_change("add_data()", type), "data", name, rows, overwrite, progress)
+        self.changes.add_data(name, rows, type, overwrite, progress)
 
     def append_nodes(
         self,
@@ -853,34 +971,7 @@ class OutOfCoreGraph(ChangingDataset):
         >>> g.append_nodes(2, {"x": np.zeros((2, 16), np.float32)})                 # doctest: +SKIP
         range(1000, 1002)
         """
-        self.check_open()
-        self.refuse_part("append_nodes()")
-        new = Insertion(self.types, self._type_of_nodes(type), check_at_least("n", n, 1))
-        if new.of in maps_of(self.catalog):
-            of = "" if self.types.is_one else f" of type {new.of!r}"
-            raise NotImplementedError(
-                f"the nodes{of} of {self.path} have names, which new ones would lack: import the tables with the new nodes"
-            )
-        progress = check_flag("progress", progress)
-        snapshot = self.snapshot
-        sources = appended_rows(self.catalog, new, features, data)
-        with self.or_closed():
-            catalog = append_nodes(
-                self.path,
-                self.catalog,
-                new,
-                sources,
-                snapshot.rows_of,
-                snapshot.file_of,
-                snapshot.blocks_of_patch,
-                lambda: self.topology,
-                budget=self.budget,
-                progress=progress,
-                own=self.snapshot.lock,
-                stale=self.stale_features,
-            )
-        snapshot.committed(catalog)
-        return range(new.kind.n, new.kind.n + new.n)
+        return self.changes.append_nodes(n, features, data, type, progress)
 
     def update_data(self, name: str, ids: Any, rows: Any, *, type: str | None = None, progress: bool = True) -> None:
         """Change rows of node data in the dataset, in one commit. ``g.node_data[name]`` has them at once.
@@ -903,12 +994,7 @@ class OutOfCoreGraph(ChangingDataset):
         -----
         See :meth:`FeatureStore.update`. Tensors that were handed out stay as they are.
         """
-        if isinstance(type, tuple):
-            raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features")
-        place = self._place_to_change("update_data()", type)
-        self.data_shape(place.label + name)  # a KeyError lists the existing names
-        catalog, _ = self._update(place, name, ids, rows, progress)
-        self.adopt_data(catalog, name, place.prefix.partition("/")[2])
+        self.changes.update_data(name, ids, rows, type, progress)
 
     @property
     def stale_features(self) -> dict[str, list[str]]:
@@ -946,31 +1032,11 @@ class OutOfCoreGraph(ChangingDataset):
         One commit removes the feature. Open handles, and stores of it that were handed out, go on reading it; its file is
         removed when nobody has the dataset open any more. What several types of nodes share stays until all are removed.
         """
-        place = self._place_to_change("remove_feature()", type)
-        try:
-            self._store(place, name)  # a KeyError lists the existing names
-        except KeyError:
-            if type is None and name in self.edge_features:
-                raise KeyError(f"{name!r} is a feature of edges: give type={ONE_EDGE}") from None
-            if place.label + name in self.node_data:
-                raise KeyError(f"{name!r} is node data: remove_data() removes it") from None
-            raise
-        self._check_replaceable(place, name)
-        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
-        of = place.prefix.partition("/")[2]
-        if place.is_of_edges:
-            self.forget_edge_feature(catalog, name, _key_of(of))
-        else:
-            self.forget_feature(catalog, name, of)
+        self.changes.remove_feature(name, type)
 
     def remove_data(self, name: str, *, type: str | None = None) -> None:
         """Remove node data from the dataset; see :meth:`remove_feature`. Tensors that were handed out stay as they are."""
-        if isinstance(type, tuple):
-            raise TypeError(f"node data is of a type of nodes, not of edges {type!r}; edges have features: remove_feature()")
-        place = self._place_to_change("remove_data()", type)
-        self.data_shape(place.label + name)  # a KeyError lists the existing names
-        catalog = remove_field(self.path, self.catalog, place, name, self.snapshot.lock)
-        self.forget_data(catalog, name, place.prefix.partition("/")[2])
+        self.changes.remove_data(name, type)
 
     def aggregate(
         self,
@@ -1069,9 +1135,61 @@ class OutOfCoreGraph(ChangingDataset):
         self.check_open()
         self.refuse_part("aggregate()")
         with self.or_closed(), Meeting(rank, world_size) as meeting:
-            aggregate_in_hops(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
+            aggregate_in_hops(
+                self, self.fields, self.adjacency, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting
+            )
         name = default_name(feature, op, hops) if name is None else name
         return self.features[name if edge_type is None else qualified(edge_type[2], name)]
+
+    # -- as loaders, samplers and the command line use it ------------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog of the open commit, with fields and entries that this handle has added since."""
+        return self.snapshot.catalog
+
+    def fingerprint(self) -> dict[str, str]:
+        """Identify the file of each field by its id, by key; anything made from a field is stale once the field's id differs.
+
+        The id of the adjacency is that of the files that first held it, so :func:`featstore.convert` does not change it.
+        """
+        return fingerprint_of(self.catalog)
+
+    def edge_lists(self, key: EdgeKey = ONE_EDGE) -> EdgeLists:
+        """Get the neighbour lists of a type of edges; those of a graph of one type by default."""
+        return EdgeLists(self.topology, self.types.edges[key])
+
+    def topology_bytes(self) -> int:
+        """Bound the bytes that the adjacency will hold after its first use; 0 if it is open already."""
+        return self.adjacency.bytes_to_come()
+
+    def short_degrees(self) -> npt.NDArray[np.uint16]:
+        """See :meth:`Adjacency.short_degrees`."""
+        return self.adjacency.short_degrees()
+
+    def policy_inputs(
+        self,
+        row_bytes: int,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+        budget: Budget | None = None,
+        rows: NodeRows | None = None,
+    ) -> PolicyInputs:
+        """See :meth:`RowCaches.policy_inputs`."""
+        return self.row_caches.policy_inputs(row_bytes, counts, parts, seed, budget, rows=rows)
+
+    def _data_bytes(self, name: str) -> int:
+        return self.fields.data_bytes(name)
+
+    def _read_data(self, name: str) -> torch.Tensor:
+        return self.fields.read_data(name)
+
+    def _change_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        return self.changes.update_rows(name, ids, rows, progress)
+
+    def _change_edge_rows(self, name: str, ids: Any, rows: Any, progress: bool) -> FeatureStore:
+        return self.changes.update_edge_rows(name, ids, rows, progress)
 
     # -- parts -------------------------------------------------------------------------------------------------------------------
 
@@ -1150,7 +1268,62 @@ class OutOfCoreGraph(ChangingDataset):
             raise StaleError(f"{self.path}: parts {name!r} were replaced since part {number} of them was pickled", self.path)
         return self.part(number, name, progress=False)
 
+    def find_part(self, i: Any, name: str | None = None) -> tuple[int, KeptParts]:
+        """Find a self-reliant part that is kept, by default one of those kept last; raises as :meth:`OutOfCoreGraph.part`."""
+        self.check_open()
+        self.refuse_part("part()")
+        self.refuse_types("part()")
+        kept = self.partitions.self_reliant(name)
+        number = check_integer("i, the number of a part,", i)
+        if not 0 <= number < kept.n_parts:
+            raise IndexError(f"part {number} is not in [0, {kept.n_parts}), the parts {kept.name!r}")
+        return number, kept
+
+    def train_nodes_of(self, number: int, kept: KeptParts, parts: SelfReliantParts | None = None) -> npt.NDArray[np.int64]:
+        """Read the training nodes of a part; ValueError if it has none, or cannot be taken alone."""
+        parts = kept.self_reliant() if parts is None else parts
+        train = parts.part(number).numpy()
+        if not len(train):
+            raise ValueError(f"part {number} of {kept.name!r} has no training nodes: make fewer parts")
+        if parts.hops > MOST_HOPS:
+            raise ValueError(f"parts {kept.name!r} have hops={parts.hops}; those of at most {MOST_HOPS} hops can be taken alone")
+        return train
+
+    def check_room_for_part(self, holder: str, kept: KeptParts, n_bytes: int) -> None:
+        """Raise BudgetError unless ``n_bytes`` fit beside the adjacency and the training nodes; ``needed`` is enough for all."""
+        n_bytes += 8 * (kept.n_train + 2 * kept.n_parts + 1)
+        try:
+            self.budget.reserve(holder, self.adjacency.bytes_to_come() + n_bytes).release()
+        except BudgetError as error:
+            others, needed = self.budget.used - self.reader.held_bytes + n_bytes, error.needed or 0
+            # What the reader and the adjacency hold grows with the budget.
+            while (more := others + self.reader.least_bytes(needed) + self.adjacency.bytes_to_come(needed)) > needed:
+                needed = more
+            raise BudgetError(error.reason, needed) from None
+
+    def reach_part(self, number: int, kept: KeptParts, progress: bool) -> View:
+        """Find the nodes of a part, and their degrees in it."""
+        self.check_room_for_part(HOLDER, kept, reach_bytes(self.num_nodes, self.num_edges, counts=True))
+        parts = kept.self_reliant()
+        train = self.train_nodes_of(number, kept, parts)
+        n_nodes = int(parts.n_nodes[number])
+        with self.or_closed(), Progress("part", self.num_edges, progress, unit=" edges", delay_s=SHOWN_AFTER_S) as bar:
+            hop_of, out_degree = reach(self.topology, train, parts.hops, self.budget, bar.add, counts=True)
+            bar.reach(self.num_edges)
+        part = Part(kept.name, number, parts.hops, hop_of)
+        if part.n_nodes != n_nodes:
+            raise CorruptionError(f"{part} has {part.n_nodes} nodes, and {n_nodes} by what is kept: partition again", self.path)
+        assert out_degree is not None
+        return View(self, part, out_degree)
+
     # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def _close_files(self) -> None:
+        with contextlib.ExitStack() as stack:  # runs all calls, from the last one up, even if one fails
+            if self._whole is None:
+                stack.callback(self.snapshot.close)
+            stack.callback(self.adjacency.close)
+            stack.callback(self.neighbor_lists.drop)
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
         self.check_open()

@@ -15,10 +15,12 @@ from featstore.config import check_at_least, check_flag, listed, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.creation.steps import FILES, Field
 from featstore.errors import BudgetError
+from featstore.graph.adjacency import Adjacency
+from featstore.graph.base import StoredGraph
 from featstore.graph.derive.making import adjacency_of, check_new_feature
 from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
-from featstore.graph.opendataset import OpenDataset
+from featstore.graph.openfields import OpenFields
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
 from featstore.progress import Progress
 from featstore.ranks import Meeting
@@ -116,7 +118,9 @@ def write_rows(rows: torch.Tensor, making: SharedMaking, step: int, writer: RowF
 
 
 def aggregate_in_hops(
-    g: OpenDataset,
+    g: StoredGraph,
+    fields: OpenFields,
+    adjacency: Adjacency,
     feature: str,
     op: str,
     edge_type: EdgeKey | None,
@@ -144,31 +148,31 @@ def aggregate_in_hops(
     if name == feature and src == dst:
         raise ValueError(f"name: {name!r} is the feature that is aggregated; choose another")
     out_dtype = output_dtype(store.dtype, dtype)
-    check_new_feature(g.catalog, name, overwrite, [dst])
-    g.check_replaceable(name, dst)
+    check_new_feature(fields.catalog, name, overwrite, [dst])
+    fields.check_replaceable(name, dst)
     row_shape = store.shape[1:]
     made = dtype_name(out_dtype)
     uses = [f"node/{src}/{feature}"]
     recipe = {
         "what": "aggregate",
-        FILES: files_of(g.catalog, uses),
+        FILES: files_of(fields.catalog, uses),
         "op": op,
         "hops": hops,
         "dtype": made,
     }
     if not g.types.is_one:  # types may share a file
         recipe |= {"edge type": kind.key, "feature": feature}
-    fields = {hop: Field(kind.dst.n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
-    edges, costs = g.edge_lists(kind.key), []
+    made_fields = {hop: Field(kind.dst.n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
+    edges, costs = EdgeLists(adjacency.topology, kind), []
     with (
         generous(g.budget, memory),
-        SharedMaking(meeting, g, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
+        SharedMaking(meeting, g, fields.catalog, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
     ):
         for hop in range(hops):
             if making.is_done(hop):
                 continue
             with contextlib.ExitStack() as stack:
-                rows = g.rows_of(feature, src)
+                rows = fields.rows_of(feature, src)
                 if hop:
                     file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
                     rows = StoredRows(file, torch.float64, rows.width)
@@ -176,15 +180,15 @@ def aggregate_in_hops(
                 _, stop = making.share(hop, kind.dst.n, [edges])
                 cost = PassCosts()  # of a rank without rows
                 if making.writes:
-                    cost = _rows(g, edges, rows, op, hop, stop, fields[hop], making, memory, progress, label)
+                    cost = _rows(g, edges, rows, op, hop, stop, made_fields[hop], making, memory, progress, label)
                 costs.append(cost)
                 making.finish(hop, [hop - 1])
-        g.adopt_feature(making.commit({dst: hops - 1}), name, dst)
+        fields.adopt_feature(making.commit({dst: hops - 1}), name, dst)
         making.end()
     return costs
 
 
-def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str, hops: int) -> EdgeType:
+def edges_to_aggregate(g: StoredGraph, edge_type: object, op: str, hops: int) -> EdgeType:
     """Get the type of edges over which a feature is aggregated.
 
     Raises
@@ -232,7 +236,7 @@ def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.
 
 
 def _rows(
-    g: OpenDataset,
+    g: StoredGraph,
     edges: EdgeLists,
     rows: StoredRows,
     op: str,
