@@ -278,7 +278,7 @@ class StoredGraph(ShownAsTables, ABC):
             )
 
     def is_attached(self, name: str) -> bool:
-        """Whether a feature was attached, and is in no file of this graph."""
+        """Return whether a feature was attached, and is in no file of this graph."""
         return name in self._leaves
 
     def check_in_file(self, name: str) -> None:
