@@ -44,7 +44,9 @@ def one_hop(
         rate = sequential_rate(g)
         drop_from_page_cache(path)
         read, begin = bytes_read_by_kernel(), time.perf_counter()
-        costs = aggregate_in_hops(g, "x", op, None, 1, "x_made", dtype, True, None, False, Meeting(0, 1))[0]
+        costs = aggregate_in_hops(g, g.fields, g.adjacency, "x", op, None, 1, "x_made", dtype, True, None, False, Meeting(0, 1))[
+            0
+        ]
         seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
         nbytes, n_threads = g.features["x"].nbytes, g.options.threads
         assert g.budget.peak <= g.budget.total

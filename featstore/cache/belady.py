@@ -12,7 +12,7 @@ from featstore._core import belady as _core
 from featstore._core import distinct
 from featstore.cache.base import PolicyContext, register_policy
 from featstore.cache.planned import Horizon, PlannedBatch, PlannedPolicy, position_dtype
-from featstore.cache.rowmap import huge_array
+from featstore.gather.buffers import huge_array
 from featstore.gather.plan import Changeset
 
 __all__ = ["Belady"]

@@ -9,33 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
-from featstore._core.buffers import Arena
+from featstore.gather.buffers import huge_array
 from featstore.gather.plan import Part, Tier
 
-__all__ = ["CLAIM_BYTES", "RowMap", "huge_array", "private_array"]
+__all__ = ["CLAIM_BYTES", "RowMap"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
-Uint8s = npt.NDArray[np.uint8]
 
-PAGE_BYTES = 4096
 PIECE_ROWS = 1 << 16
 CLAIM_BYTES = 36  # that claim() allocates per row
-
-
-def huge_array(n_bytes: int) -> Uint8s:
-    """Allocate ``n_bytes`` of zeroed private memory, in huge pages where the kernel has them; freed with the last view of it.
-
-    Pages are taken as they are touched; never more than ``n_bytes`` rounded up to 4 KiB.
-    """
-    if n_bytes < PAGE_BYTES:
-        return np.zeros(n_bytes, np.uint8)
-    return np.frombuffer(Arena(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
-
-
-def private_array(name: str, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Allocate an array by :func:`huge_array`, in the form of :data:`~featstore.gather.sharedmemory.Allocate`."""
-    return huge_array(n * np.dtype(dtype).itemsize).view(dtype)
 
 
 class RowMap:

@@ -17,11 +17,11 @@ from featstore._core.rows import copy_rows
 from featstore.budget import CACHE_COST, DEAR_COST, Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
-from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
+from featstore.cache.rowmap import CLAIM_BYTES, RowMap
 from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
-from featstore.gather.buffers import taking_pages
+from featstore.gather.buffers import huge_array, taking_pages
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 
 __all__ = ["FILL_BYTES", "FeatureCache", "RowMap"]

@@ -11,7 +11,7 @@ from featstore.cli.arguments import add_path, edge_type, memory_size
 from featstore.cli.convert import add_form
 from featstore.cli.info import describe, description
 from featstore.cli.output import print_result
-from featstore.creation.typed import Edges, Nodes
+from featstore.creation.typed import Edges, Nodes, nodes_of_type
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.topology.types import EdgeKey, edge_name
 
@@ -31,13 +31,6 @@ def _named_path(text: str) -> tuple[str, str]:
     if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE.npy")
     return name, path
-
-
-def _nodes_of_type(text: str) -> tuple[str, int]:
-    name, _, n = text.partition("=")
-    if not (name and n.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=NUMBER, such as paper=3000")
-    return name, int(n)
 
 
 def _edges_of_type(text: str) -> tuple[EdgeKey, str]:
@@ -69,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-nodes", type=int, metavar="N", help="with --edge-index: number of nodes")
     parser.add_argument(
         "--nodes",
-        type=_nodes_of_type,
+        type=nodes_of_type,
         nargs="+",
         action="extend",
         metavar="TYPE=N",

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.rowmap import huge_array
 from featstore.config import listed, user_path
+from featstore.gather.buffers import huge_array
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldPart, FieldRecord
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from featstore.progress import Progress
 from featstore.storage.builddir import BuildDirectory
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, EdgeType, Types, edge_name
 
-__all__ = ["Edges", "Nodes", "check_types", "create_typed", "nodes_and_edges", "refuse_one_type"]
+__all__ = ["Edges", "Nodes", "check_types", "create_typed", "nodes_and_edges", "nodes_of_type", "refuse_one_type"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -62,6 +63,14 @@ class Edges:
 
     edges: Any = field(repr=False)
     features: Mapping[str, ArrayLike] | None = field(default=None, repr=False)
+
+
+def nodes_of_type(text: str) -> tuple[str, int]:
+    """Parse ``TYPE=NUMBER``, a type of nodes and their number as commands take them."""
+    name, _, n = text.partition("=")
+    if not (name and n.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=NUMBER, such as paper=3000")
+    return name, int(n)
 
 
 def refuse_one_type(arrays: Mapping[str, Any], cleaning: Cleaning) -> None:

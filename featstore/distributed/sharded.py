@@ -22,8 +22,8 @@ from featstore.distributed.exchange import Exchange, Sizes
 from featstore.distributed.owners import Claim, Owners
 from featstore.distributed.rows import ShardedRows
 from featstore.gather.arrays import as_array
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
-from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting, gloo_group
 
 __all__ = ["Sharded"]
@@ -79,7 +79,9 @@ class Sharded(FeatureStore):
     are under way at a time. Closing is collective: close it, or the graph, before the process group is destroyed.
     """
 
-    def __init__(self, g: OpenDataset, name: str, rows: FeatureStore | None, ids: range | Any, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, g: OutOfCoreGraph, name: str, rows: FeatureStore | None, ids: range | Any, *, timeout: float = 60.0
+    ) -> None:
         with Meeting() as meeting:
             timeout = _check_timeout(timeout)
             claim, own_ids = _check(g, name, rows, ids)
@@ -117,7 +119,7 @@ class Sharded(FeatureStore):
             raise
 
     @staticmethod
-    def _hold(g: OpenDataset, meeting: Meeting, held: Reservation, owners: Owners, row_bytes: int) -> Sizes:
+    def _hold(g: OutOfCoreGraph, meeting: Meeting, held: Reservation, owners: Owners, row_bytes: int) -> Sizes:
         """Hold the memory of buffers, which all ranks size alike, and of the numbers of rows."""
         n, n_ranks = g.num_nodes, meeting.world_size
         room = g.budget.total // ROOM if n_ranks > 1 else 0
@@ -198,9 +200,9 @@ def _connect(timeout: float) -> Any:
         raise RuntimeError(f"no connection to all ranks, within timeout={timeout:g} s: {error}") from error
 
 
-def _check(g: OpenDataset, name: str, rows: FeatureStore | None, ids: Any) -> tuple[dict[str, Any], range | Int64s]:
+def _check(g: OutOfCoreGraph, name: str, rows: FeatureStore | None, ids: Any) -> tuple[dict[str, Any], range | Int64s]:
     """Check the arguments of one rank; return what it tells the others, and the ids of its rows."""
-    if not isinstance(g, OpenDataset):
+    if not isinstance(g, OutOfCoreGraph):
         raise TypeError(f"a sharded feature is one of an OutOfCoreGraph, not of a {type(g).__name__}")
     g.check_open()
     g.refuse_types("a sharded feature")

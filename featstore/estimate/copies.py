@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.budget import Budget
-from featstore.cache.rowmap import huge_array
+from featstore.gather.buffers import huge_array
 from featstore.storage.drive import settled, share_end
 from featstore.storage.keptrates import kept_or_measured
 

@@ -29,7 +29,9 @@ __all__ = [
     "as_bytes",
     "carve",
     "empty_tensor",
+    "huge_array",
     "memory_errors",
+    "private_array",
     "size_class",
     "take_pages",
     "taking_pages",
@@ -43,7 +45,23 @@ SMALL_BYTES = 64 << 10  # below this malloc is as good
 HEAP_PART, HEAP_S = 16, 0.25
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep little
 LEAST_TAKEN = 64 << 20  # less memory is filled before a thread has begun
+PAGE_BYTES = 4096
 POPULATE_BYTES = 8 << 20  # per call: the kernel locks the whole address space meanwhile
+
+
+def huge_array(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Allocate ``n_bytes`` of zeroed private memory, in huge pages where the kernel has them; freed with the last view of it.
+
+    Pages are taken as they are touched; never more than ``n_bytes`` rounded up to 4 KiB.
+    """
+    if n_bytes < PAGE_BYTES:
+        return np.zeros(n_bytes, np.uint8)
+    return np.frombuffer(Arena(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
+
+
+def private_array(name: str, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Allocate an array by :func:`huge_array`, in the form of :data:`~featstore.gather.sharedmemory.Allocate`."""
+    return huge_array(n * np.dtype(dtype).itemsize).view(dtype)
 
 
 def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda: True) -> bool:

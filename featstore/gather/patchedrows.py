@@ -286,9 +286,9 @@ class PatchedRows:
 
     def stream(self, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> PageStream:
         """Open runs of pages as one stream, in which each page comes from the file that has it; see :class:`PageStream`."""
-        return PageStream(self, runs, window_bytes, arena)
+        return PageStream(self, runs, window_bytes, arena, self.files, self._place)
 
-    def place(self, first: Int64s, end: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.uint32], Int64s]:
+    def _place(self, first: Int64s, end: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.uint32], Int64s]:
         """Divide runs of pages among the files.
 
         ``first`` and ``end`` are the first page of each run and the page behind its last. Returns the same of each piece of the

@@ -63,15 +63,15 @@ class StoredGraph(ShownAsTables, ABC):
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {} if whole is None else whole._data
-        self._stores: dict[str, FeatureStore] = {}
-        self._type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
-        self._column_rows: dict[str, RowsOfTypes] = {}
-        self._edge_stores: dict[str, FeatureStore] = {}
+        self.columns: dict[str, FeatureStore] = {}  # features of nodes as they are stored: several types may share one
+        self.type_stores: dict[str, FeatureStore] = {}  # the features of each type, of a graph of several
+        self.column_rows: dict[str, RowsOfTypes] = {}
+        self.edge_stores: dict[str, FeatureStore] = {}
         self._leaves: dict[str, Callable[[BaseException], None]] = {}  # of stores that are attached
         self.reader = Reader(options, self.budget, path) if whole is None else whole.reader
         self.pool = BufferPool(self.budget, self.reader.trim, path) if whole is None else whole.pool
 
-    def _open_store(
+    def open_store(
         self,
         stores: dict[str, FeatureStore],
         name: str,
@@ -80,9 +80,10 @@ class StoredGraph(ShownAsTables, ABC):
         dtype: torch.dtype,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
-        of = self.own_part if stores is self._stores else None
+        """Open a store of ``source`` among ``stores``, one of the mappings of this graph."""
+        of = self.own_part if stores is self.columns else None
         change = None if reopen is None or self.own_part is not None else partial(self._change_rows, name)
-        if change is not None and stores is self._edge_stores:
+        if change is not None and stores is self.edge_stores:
             change = partial(self._change_edge_rows, name)
         threads = self.options.threads
         stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen, of, change)
@@ -95,8 +96,9 @@ class StoredGraph(ShownAsTables, ABC):
         """Change rows of a feature of edges, given by its full name."""
         raise NotImplementedError(f"the rows of {name!r} cannot be changed in {self.path}")
 
-    def _list_features(self) -> None:
-        self.features = Fields.of("feature", self._stores if self.types.is_one else self._type_stores)
+    def list_features(self) -> None:
+        """Set ``features`` anew, from the stores that are open."""
+        self.features = Fields.of("feature", self.columns if self.types.is_one else self.type_stores)
 
     def attach(self, store: FeatureStore, leave: Callable[[BaseException], None]) -> None:
         """Let a store whose rows no file of this graph has be one of its features, until either is closed.
@@ -105,25 +107,25 @@ class StoredGraph(ShownAsTables, ABC):
         """
         with self.locked():
             self.check_new(store.name)
-            self._stores[store.name] = store
+            self.columns[store.name] = store
             self._leaves[store.name] = leave
-            self._list_features()
+            self.list_features()
 
     def check_new(self, name: str) -> None:
         """Raise ValueError if a feature or a field of node data has this name."""
-        if name in self._stores or name in self.node_data:
+        if name in self.columns or name in self.node_data:
             raise ValueError(f"{self.path} has {name!r} already: take another name")
 
     def detach(self, store: FeatureStore) -> None:
         """Undo :meth:`attach`, and drop the store's cache, even if a loader's epoch uses it; the store is being closed."""
-        if self._closed or self._stores.get(store.name) is not store:
+        if self._closed or self.columns.get(store.name) is not store:
             return
         with self.locked():
             if store.cache is not None:
                 store.cache.release()
             self.drop_cache(store)
-            del self._stores[store.name], self._leaves[store.name]
-            self._list_features()
+            del self.columns[store.name], self._leaves[store.name]
+            self.list_features()
 
     @property
     @abstractmethod
@@ -168,26 +170,21 @@ class StoredGraph(ShownAsTables, ABC):
 
     __iter__ = None  # with __getitem__ alone, Python would iterate over g[0], g[1], …
 
-    @property
-    def columns(self) -> Mapping[str, FeatureStore]:
-        """The features of nodes as they are stored: several types of nodes may share one."""
-        return self._stores
-
     def column_of(self, name: str) -> str:
         """Name the column that holds a feature, given by its name in ``features``; KeyError if there is none."""
         found = str(self.features[name].name)
-        if found in self._stores:
+        if found in self.columns:
             return found
         kind, _, field = found.rpartition("/")
         return next(
             each
-            for each, rows in self._column_rows.items()
+            for each, rows in self.column_rows.items()
             if each.rpartition("/")[2] == field and any(of.name == kind for of in rows.kinds)
         )
 
     def node_rows(self, name: str) -> NodeRows:
         """Get the rows that nodes have in a column."""
-        return NodeRows(self.num_nodes) if self.types.is_one else self._column_rows[name]
+        return NodeRows(self.num_nodes) if self.types.is_one else self.column_rows[name]
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
@@ -208,13 +205,20 @@ class StoredGraph(ShownAsTables, ABC):
         with self.locked():
             return 0 if name in self._data else self._data_bytes(name)
 
-    def _load_data(self, name: str) -> torch.Tensor:
+    def load_data(self, name: str) -> torch.Tensor:
+        """Read a field of node data, unless it is in memory already."""
         with self.locked():
             held = self._data.get(name)
             if held is None:
                 with self.budget.reserve("node data", self._data_bytes(name)).kept() as reservation:
                     held = self._data[name] = self._read_data(name), reservation
             return held[0]
+
+    def release_data(self, name: str) -> None:
+        """Forget a field of node data that is in memory; its bytes count until the last tensor that was handed out is gone."""
+        held = self._data.pop(name, None)
+        if held is not None:
+            self.budget.release_with(*held)  # loaders may go on with it as labels
 
     # -- caches ------------------------------------------------------------------------------------------------------------------
 
@@ -232,7 +236,7 @@ class StoredGraph(ShownAsTables, ABC):
         ``budget`` counts the cache: a share of the graph's budget that the caller holds, by default the graph's own. With
         ``on_loan`` the budget may take the memory back. If ``policy`` is given, it chooses the cached rows instead of plans.
         """
-        is_of_edges = self._edge_stores.get(store.name) is store
+        is_of_edges = self.edge_stores.get(store.name) is store
         holder = f"cache of {'edge feature ' * is_of_edges}{store.name!r}"
         budget = self.budget if budget is None else budget
         with self.locked():
@@ -256,6 +260,31 @@ class StoredGraph(ShownAsTables, ABC):
         store.use_cache(None)
         if old is not None:
             old.close()
+
+    def refuse_part(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if this is a part of a graph."""
+        if self.own_part is not None:
+            raise NotImplementedError(
+                f"{what} is for a whole graph, and {self.path} has {self.own_part} here: take the dataset that it is a part of"
+            )
+
+    def refuse_types(self, what: str) -> None:
+        """Raise NotImplementedError, which names ``what``, if the graph has several types or named ones."""
+        if not self.types.is_one:
+            raise NotImplementedError(
+                f"{what} is for a graph of one type; {self.path} has the node types {listed(self.node_types)} and "
+                f"the edge types {listed(self.edge_types)}. Make a dataset of the nodes and edges that "
+                "it is for with OutOfCoreGraph.from_edge_index"
+            )
+
+    def is_attached(self, name: str) -> bool:
+        """Return whether a feature was attached, and is in no file of this graph."""
+        return name in self._leaves
+
+    def check_in_file(self, name: str) -> None:
+        """Check that the rows of a feature, by its name in the graph, can be passed over; ValueError if it was attached."""
+        if self.is_attached(name):
+            raise ValueError(f"the rows of {name!r} are in no file of {self.path}: what passes over all rows cannot use them")
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
@@ -344,12 +373,12 @@ class StoredGraph(ShownAsTables, ABC):
                     stack.callback(reservation.release)
                 stack.callback(self._data.clear)
             stack.callback(self._close_files)
-            for store in (*self._stores.values(), *self._edge_stores.values()):
+            for store in (*self.columns.values(), *self.edge_stores.values()):
                 stack.callback(self._drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)
                 stack.callback(store.close, keep_source=is_view)
-            for store in self._type_stores.values():
+            for store in self.type_stores.values():
                 stack.callback(store.close)
         self._closer = None
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from featstore.budget import DEAR_COST, Budget, Loan
 from featstore.cache.base import Policy, StaticPolicy, get_policy
-from featstore.cache.rowmap import private_array
 from featstore.cache.sharedrows import check_shareable
 from featstore.config import check_at_least, check_flag, parse_cache_size
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import private_array
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.adjacency import SHOWN_AFTER_S, Adjacency
 from featstore.graph.base import StoredGraph

@@ -20,9 +20,8 @@ import torch
 
 from featstore._core import aggregate as _core
 from featstore.budget import Budget, Reservation
-from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
-from featstore.gather.buffers import empty_tensor
+from featstore.gather.buffers import empty_tensor, huge_array
 from featstore.gather.patchedrows import PatchedRows
 from featstore.storage.doublebuffer import read_ahead
 from featstore.storage.rowfile import RowFile

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
 
-__all__ = ["MemoryNumbers", "Numbers", "PairSorting", "Room", "SpilledNumbers", "TableFullError"]
+__all__ = ["MemoryNumbers", "Numbers", "Room", "SpilledNumbers", "TableFullError"]
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -126,13 +126,6 @@ class MemoryNumbers:
             yield hashes[some], some
 
 
-class PairSorting(Protocol):
-    """An external sort of pairs, as that of edges is; see :class:`featstore.creation.extsort.PairSorter`."""
-
-    def add(self, dst: Int64s, src: Int64s, first_edge: int = 0) -> None: ...
-    def sorted(self) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]: ...
-
-
 class _Spill:
     """Records divided among files, which are appended to and read in blocks."""
 
@@ -214,8 +207,14 @@ class SpilledNumbers:
         """Number of names that were given, repeats included."""
         return self._total
 
-    def number(self, sorter: PairSorting) -> None:
-        """Find the first appearance of each name, when all were collected; ``sorter`` is for pairs below ``total``."""
+    def number(
+        self, add: Callable[[Int64s, Int64s], None], pairs: Callable[[], Iterator[tuple[Int64s, Int64s, Int64s | None]]]
+    ) -> None:
+        """Find the first appearance of each name, when all were collected.
+
+        ``add`` and ``pairs`` are those of an external sort of pairs below ``total``, see
+        :class:`featstore.creation.extsort.PairSorter`: they take pairs, and yield them sorted.
+        """
         words = Ranks.words_for(self._total)
         if 8 * words > self._memory // 2:
             raise BudgetError(
@@ -238,7 +237,7 @@ class SpilledNumbers:
                 if table.n > len(first_at):
                     first_at = np.concatenate((first_at[:before], np.empty(2 * table.n - before, np.int64)))
                 first_at[before : table.n] = at[new]
-                sorter.add(at, first_at[ids])
+                add(at, first_at[ids])
                 firsts = np.empty(len(new), _FIRST)
                 firsts["hash"], firsts["first"] = records["hashes"][new, 0], at[new]
                 if len(new):
@@ -246,7 +245,7 @@ class SpilledNumbers:
                     self._firsts.append(number, firsts)
         self._ranks = ranks
         ranks.number()
-        self._sorted = sorter.sorted()
+        self._sorted = pairs()
 
     def add(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """See :class:`Numbers`; the names come in the order in which they were collected."""

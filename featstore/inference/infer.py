@@ -206,7 +206,7 @@ def run_layers(
     kinds = list(g.types.nodes)
     check_new_feature(g.catalog, out, overwrite, kinds)
     for of in kinds:
-        g.check_replaceable(out, of)
+        g.fields.check_replaceable(out, of)
     keys = [f"node/{of}/{name}" for of, name in of_types.items()]
     recipe: dict[str, Any] | None = None
     is_named = resume is not None
@@ -227,6 +227,7 @@ def run_layers(
         SharedMaking(
             meeting,
             g,
+            g.catalog,
             out,
             recipe if is_named else None,
             keys,
@@ -243,7 +244,7 @@ def run_layers(
         made = run.made_by(len(layers) - 1)
         catalog = making.commit(made)
         for of in made:
-            g.adopt_feature(catalog, out, of)
+            g.fields.adopt_feature(catalog, out, of)
         making.end()
         run.types_made = list(made)
     return run
@@ -347,7 +348,7 @@ class Run:
             return {name: self._open(stack, step) for name, step in self.made_by(number - 1).items()}
         found: _Sources = {}
         for of, name in self._features.items():
-            found[of] = self._g.rows_of(name, of), tuple(self._g.features[qualified(of, name)].shape[1:])
+            found[of] = self._g.fields.rows_of(name, of), tuple(self._g.features[qualified(of, name)].shape[1:])
         return found
 
     def _open(self, stack: contextlib.ExitStack, step: int) -> tuple[StoredRows, tuple[int, ...]]:

@@ -31,6 +31,7 @@ from featstore.load.epoch import EpochIterator, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
 from featstore.load.report import LoaderStats, draw_stats, show_counts
+from featstore.load.savedsplit import HistorySplit
 from featstore.load.seedlabels import SeedLabels
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
@@ -54,7 +55,6 @@ from featstore.strategies.devicecache import DeviceCache, describe, with_tier
 from featstore.strategies.domain import Domain
 from featstore.strategies.memory import Memory
 from featstore.strategies.registry import get_strategy
-from featstore.strategies.savedsplit import HistorySplit
 from featstore.strategies.windows import describe_windows
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from featstore.config import format_size
 from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.gather.plan import Tier
 from featstore.gather.sources import ExtentSource
-from featstore.pack.packing import open_extents
 from featstore.pack.record import OfflineSamples, RowNeeds, is_file_name, read_record
 from featstore.pack.tables import TierTables
+from featstore.plan.superbatchextents import open_extents
 from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import DTYPES, MAX_ROW_BYTES, sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout

@@ -87,18 +87,18 @@ class PackedGraph(StoredGraph):
         for name, record in self._carried.items():
             self._identity[field_key(self.types, name)] = str(record["made_of"])
         super().__init__(path, Options.resolve(memory, backend, verify, threads))
-        self._column_rows = column_rows
+        self.column_rows = column_rows
         for name, field in fields.items():
             shape, dtype = field["shape"], torch_dtype(field["dtype"])
             absent = partial(AbsentRows, path, row_bytes=field["row_bytes"], fingerprint=field["made_of"])
-            self._open_store(self._stores, name, absent(shape[0]), shape, dtype)
+            self.open_store(self.columns, name, absent(shape[0]), shape, dtype)
             for own, n in self._fields_of(name):
                 self._identity[field_key(self.types, own)] = field["made_of"]
                 if not self.types.is_one:
-                    self._open_store(self._type_stores, own, absent(n), (n, *shape[1:]), dtype)
-        self._list_features()
+                    self.open_store(self.type_stores, own, absent(n), (n, *shape[1:]), dtype)
+        self.list_features()
         described = {name: (record["dtype"], record["shape"]) for name, record in self._carried.items()}
-        self.node_data = Fields("node data", list(self._carried), self._load_data, described.__getitem__)
+        self.node_data = Fields("node data", list(self._carried), self.load_data, described.__getitem__)
 
     def _joined(self, before: RowsOfTypes | None, rows: RowsOfTypes) -> RowsOfTypes:
         """Join the rows of a column that several layouts have, type after type; of two of a type, the later ones."""
@@ -110,7 +110,7 @@ class PackedGraph(StoredGraph):
         if self.types.is_one:
             return [(column, self.num_nodes)]
         name = column.rpartition("/")[2]
-        return [(qualified(kind.name, name), kind.n) for kind in self._column_rows[column].kinds]
+        return [(qualified(kind.name, name), kind.n) for kind in self.column_rows[column].kinds]
 
     @property
     def types(self) -> Types:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -13,19 +12,17 @@ import numpy.typing as npt
 
 from featstore.budget import Reservation
 from featstore.errors import BudgetError
-from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows
+from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.storage.extentmap import whole_memory
 from featstore.storage.extents import ExtentMap, ExtentWriter, Kept, least_memory
-from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
 from featstore.storage.reuse import FileReuse
-from featstore.storage.rowfile import ReadStats, RowFile
-from featstore.storage.rundir import DiskQuota, RunDirectory, remove_file
-from featstore.storage.writer import FileRecord
+from featstore.storage.rowfile import ReadStats
+from featstore.storage.rundir import DiskQuota, RunDirectory
 
-__all__ = ["PackArenas", "PackCounts", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
+__all__ = ["PackArenas", "PackCounts", "RowsOf", "RunPacker", "fill_extents"]
 
 Int64s = npt.NDArray[np.int64]
 RowsOf = Callable[[int], npt.NDArray[Any]]
@@ -47,12 +44,6 @@ def fill_extents(
             raise
         needed = memory.budget.total + error.needed + writer.nbytes + held - memory.n_bytes
         raise BudgetError(error.reason, needed) from None
-
-
-def open_extents(reader: Reader, folder: str, record: FileRecord) -> RowFile:
-    """Open a file of extents that an :class:`ExtentWriter` finished."""
-    path, seed = os.path.join(folder, record.name), record.seed
-    return reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed))
 
 
 @dataclass
@@ -158,7 +149,7 @@ class RunPacker:
     def _needed(self, n_missed: Int64s) -> int:
         return sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
         counts = self.counts
         if self._may_skip and not self.fits(n_missed):
             counts.done += 1
@@ -166,7 +157,7 @@ class RunPacker:
             counts.disk_bytes = max(counts.disk_bytes, self._disk.used - self._reuse.n_bytes + self._needed(n_missed))
             return None
         n_passes = 0
-        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._reuse, self._arenas.windows, self._reads)
+        packed = SuperbatchExtents(self._reader, self._disk, self._window_bytes, self._reuse, self._arenas.windows, self._reads)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
@@ -193,48 +184,3 @@ class RunPacker:
         counts.done, counts.passes = counts.done + 1, counts.passes + n_passes
         counts.most_passes = max(counts.most_passes, n_passes)
         return packed
-
-
-class _PackedRun:
-    """The extents of one superbatch in run files, one file for each feature."""
-
-    def __init__(
-        self,
-        reader: Reader,
-        disk: DiskQuota,
-        window_bytes: int,
-        reuse: FileReuse,
-        arenas: Mapping[str, Arenas],
-        reads: Callable[[ReadStats], None],
-    ) -> None:
-        self._reader, self._disk, self._window_bytes, self._reuse = reader, disk, window_bytes, reuse
-        self._arenas, self._reads = arenas, reads
-        self._files: dict[str, tuple[RowFile, ExtentMap]] = {}
-        self._made: list[tuple[str, FileRecord]] = []
-        self._sources: dict[str, ExtentSource] = {}
-
-    def add(self, name: str, folder: str, record: FileRecord, extents: ExtentMap) -> None:
-        path = os.path.join(folder, record.name)
-        self._made.append((path, record))
-        self._files[name] = open_extents(self._reader, folder, record), extents
-
-    def source(self, name: str) -> ExtentSource:
-        if name not in self._sources:
-            file, extents = self._files[name]
-            order = np.arange(len(extents.n_rows))
-            self._sources[name] = ExtentSource(file, extents, order, self._window_bytes, self._arenas[name])
-        return self._sources[name]
-
-    def stop(self) -> None:
-        while self._sources:
-            self._reads(self._sources.popitem()[1].close())
-
-    def remove(self) -> None:
-        self.stop()
-        while self._files:
-            self._files.popitem()[1][0].close()
-        while self._made:
-            path, record = self._made.pop()
-            if remove_file(f"{path}.sums"):
-                self._disk.give(record.n_sums_bytes)
-            self._reuse.keep(path, record.n_bytes)

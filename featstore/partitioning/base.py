@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget, Reservation
-from featstore.cache.rowmap import huge_array
 from featstore.errors import OptionError, PluginError
+from featstore.gather.buffers import huge_array
 from featstore.progress import Progress
 from featstore.registry import Registry, read_only
 from featstore.topology.base import Topology, huge_bytes

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.errors import PluginError
-from featstore.gather.sources import ExtentSource
+from featstore.plan.superbatchextents import SuperbatchExtents
 
-__all__ = ["MissedRows", "OverlappedPacking", "PackSuperbatch", "SuperbatchExtents"]
+__all__ = ["MissedRows", "OverlappedPacking", "PackSuperbatch"]
 
 Ids = npt.NDArray[Any]
 Int32s = npt.NDArray[np.int32]
@@ -58,22 +58,6 @@ class MissedRows:
     def __call__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
         kept = self.kept(batch)
         return self._read(batch) if kept is None else kept
-
-
-class SuperbatchExtents(Protocol):
-    """The extents of one superbatch."""
-
-    def source(self, name: str) -> ExtentSource:
-        """Return the tier ``PACKED`` of a feature. Gathers ask for extents in the order of the batches."""
-        ...
-
-    def stop(self) -> None:
-        """Stop reading."""
-        ...
-
-    def remove(self) -> None:
-        """Delete the files."""
-        ...
 
 
 class PackSuperbatch(Protocol):

@@ -13,9 +13,10 @@ from featstore.cache.devicetier import REST_BYTES
 from featstore.cache.planned import NO_ROWS, Horizon
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.plan.cacheplans import CachePlanner
-from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch, SuperbatchExtents
+from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch
 from featstore.plan.planfile import PlanFile, most_bytes
 from featstore.plan.sampledsuperbatch import PlannedRows
+from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.topology.noderows import NodeRows
 
 __all__ = ["RowPlanner"]

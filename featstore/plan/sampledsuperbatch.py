@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from featstore.cache.devicetier import DeviceTier
 from featstore.plan.edgetrace import EdgeTrace
-from featstore.plan.overlapped import SuperbatchExtents
 from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
+from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.plan.trace import lengths_of
 from featstore.topology.noderows import NodeRows
 

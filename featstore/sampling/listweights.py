@@ -15,9 +15,8 @@ import torch
 
 from featstore._core import weighted as _core
 from featstore.budget import DEAR_COST
-from featstore.cache.rowmap import huge_array
 from featstore.config import listed
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.epochs import BLOCK_BYTES, LEAST_BLOCK_WORDS, LEAST_BLOCKS, LOG_BYTES, Logs
-from featstore.cache.rowmap import huge_array
+from featstore.gather.buffers import huge_array
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionWriter
 

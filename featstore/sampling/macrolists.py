@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featstore.budget import LISTS_COST, Loan, Reservation
-from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
+from featstore.gather.buffers import huge_array
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES

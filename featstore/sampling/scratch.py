@@ -8,8 +8,7 @@ import torch
 
 from featstore._core import sampler as _core
 from featstore.budget import Budget
-from featstore.cache.rowmap import huge_array
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import NodeCopies
 from featstore.topology.base import Topology, huge_bytes

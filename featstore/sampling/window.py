@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, sort_targets
-from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import huge_array
 from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.fileturns import FileTurns

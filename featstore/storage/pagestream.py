@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ __all__ = [
     "PageFile",
     "PageStream",
     "PagedRows",
-    "SeveralFiles",
     "arena_bytes",
     "file_of",
     "least_window",
@@ -111,6 +110,9 @@ def _cut(first: Int64s, end: Int64s, most: int) -> tuple[Int64s, npt.NDArray[np.
     return pages, counts.astype(np.uint32), np.repeat(np.arange(len(n)), n)
 
 
+Place = Callable[[Int64s, Int64s], tuple[Int64s, Int64s, npt.NDArray[np.uint32], Int64s]]
+
+
 class PageFile(Protocol):
     """A file as a stream needs it: the way it is opened and read, and the checksums of its pages."""
 
@@ -134,35 +136,36 @@ class PageFile(Protocol):
     def count(self, rows: int, reads: int, n_bytes: int) -> object: ...
 
 
-class SeveralFiles(PageFile, Protocol):
-    """Pages of several files in one order; their checksums are numbered through all files."""
-
-    @property
-    def files(self) -> Sequence[PageFile]: ...
-    def place(self, first: Int64s, end: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.uint32], Int64s]: ...
-
-
 class PageStream:
     """Pages of a file, in large reads that go on while the consumer works; a context manager, for one consumer.
 
     Leaving the stream waits for reads under way. Pages are verified as in other reads of the file. The file, which stays open,
     counts them when the stream is closed. ``runs``, int64 ``[n, 2]``, are the first page and the number of pages of each run,
     in the order of delivery; page 0 is the file's header. ``window_bytes``, at least :func:`least_window`, are the buffers for
-    reading ahead. The caller has reserved them, and may pass them as an ``arena`` of :func:`arena_bytes`. A file of several
-    (:class:`SeveralFiles`) says which of them holds which pages.
+    reading ahead. The caller has reserved them, and may pass them as an ``arena`` of :func:`arena_bytes`. Pages may be those
+    of several ``files`` in one order, whose checksums are numbered through all of them: ``place(first, end)`` divides runs of
+    pages among them. It returns the first page and the page behind the last of each piece, the number of its file, and its first
+    page there.
     """
 
     _threads: Sequence[threading.Thread] = ()
 
-    def __init__(self, file: PageFile | SeveralFiles, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        file: PageFile,
+        runs: Int64s,
+        window_bytes: int,
+        arena: Arena | None = None,
+        files: Sequence[PageFile] = (),
+        place: Place | None = None,
+    ) -> None:
         self.file = file
         n_buffers, buffer_bytes = _buffers(window_bytes)
         if arena is None and len(runs):  # short runs would leave most of a large buffer empty
             n_buffers, buffer_bytes = _buffers(window_bytes, int(runs[:, 1].sum()) * PAGE_BYTES // len(runs))
         first, end = _merge(runs)
-        several = cast("SeveralFiles", file) if hasattr(file, "place") else None
-        if several is not None:
-            first, end, file_of, at = several.place(first, end)
+        if place is not None:
+            first, end, file_of, at = place(first, end)
             shorter = _buffers(window_bytes, int((end - first).sum()) * PAGE_BYTES // max(1, len(first)))
             if arena is None or shorter[0] * shorter[1] <= arena.nbytes:
                 n_buffers, buffer_bytes = shorter
@@ -190,10 +193,10 @@ class PageStream:
             )
         )
         self._makes_ready = file.verifies
-        if several is not None:
-            self._divide(several, file_of[run], (at - first)[run] + pages)
+        if place is not None:
+            self._divide(files, file.verifies, file_of[run], (at - first)[run] + pages)
         if self._makes_ready:
-            if several is None:
+            if place is None:
                 self.core.use_sums(file.seed, file.n_sums_pages)
             if file.holds_sums:
                 self._hold_sums()
@@ -211,18 +214,18 @@ class PageStream:
             self.close()
             raise
 
-    def _divide(self, file: SeveralFiles, file_of: npt.NDArray[np.uint32], at: Int64s) -> None:
+    def _divide(self, files: Sequence[PageFile], verifies: bool, file_of: npt.NDArray[np.uint32], at: Int64s) -> None:
         """Read each piece from page ``at`` on of its file."""
-        n_sums = [each.n_sums_pages for each in file.files]
+        n_sums = [each.n_sums_pages for each in files]
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_sums, dtype=np.int64)])[file_of]
         self._first_sums = before + at // _SUMS
         self._last_sums = before + (at + self._counts.astype(np.int64) - 1) // _SUMS
-        seeds = [each.seed for each in file.files] if file.verifies else None
+        seeds = [each.seed for each in files] if verifies else None
         fds: list[int] = []
         try:
-            for each in file.files[1:]:
+            for each in files[1:]:
                 fds.append(each.duplicate())
-            self.core.over(fds, [each.path for each in file.files], at.astype(np.uint64), file_of, seeds, n_sums)
+            self.core.over(fds, [each.path for each in files], at.astype(np.uint64), file_of, seeds, n_sums)
         except BaseException:
             for fd in fds:
                 close_quietly(fd)

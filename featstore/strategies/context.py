@@ -130,7 +130,7 @@ class Context:
         Facts from the strategy that chose this one, if one did.
     divide : callable (context, memory, cache, policy), optional
         Takes a part of the memory that is left for caches; a strategy calls it before it sizes them. See
-        ``HistorySplit.divide`` in ``strategies/savedsplit.py``.
+        ``HistorySplit.divide`` in ``load/savedsplit.py``.
     has_history : bool
         A history prunes the batches, so that each depends on earlier ones.
     has_types : bool

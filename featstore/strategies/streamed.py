@@ -38,7 +38,8 @@ from featstore.estimate.length import SEVERAL, Length, PackingPasses, Planning, 
 from featstore.estimate.misses import MissCurves
 from featstore.gather.buffers import take_pages, working_beside
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
-from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
+from featstore.plan.overlapped import MissedRows, PackSuperbatch
+from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.storage.extentmap import episodes
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes

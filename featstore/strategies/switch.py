@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import CACHE_COST, Budget, Loan, Reservation
-from featstore.cache.rowmap import huge_array
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import Use
 from featstore.errors import BudgetError, CorruptionError
+from featstore.gather.buffers import huge_array
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.rundir import DiskQuota, RunDirectory

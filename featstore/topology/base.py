@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
-from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
-from featstore.gather.buffers import taking_pages
+from featstore.gather.buffers import huge_array, taking_pages
 from featstore.lazy import lazy
 from featstore.registry import read_only
 from featstore.storage.doublebuffer import read_ahead
@@ -33,7 +32,7 @@ _PIECE = 1 << 16  # nodes handled at once if that takes temporary arrays
 
 
 def huge_bytes(n_bytes: int) -> int:
-    """Round a number of bytes up to the whole pages that :func:`~featstore.cache.rowmap.huge_array` takes."""
+    """Round a number of bytes up to the whole pages that :func:`~featstore.gather.buffers.huge_array` takes."""
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -27,13 +27,13 @@ import xxhash
 from featstore.adapters.datasets import ogb
 from featstore.adapters.datasets.arrays import Archive, open_array
 from featstore.adapters.datasets.csvfiles import CsvSource, count_lines, read_ints, read_records
-from featstore.adapters.datasets.folders import _nodes_of_type
 from featstore.adapters.datasets.graphbolt import _Metadata
 from featstore.budget import Budget
 from featstore.cli.model import KIND as MODEL
 from featstore.cli.model import load_model
 from featstore.config import parse_cache_size, parse_disk, parse_memory, parse_size
 from featstore.creation.source import Source
+from featstore.creation.typed import nodes_of_type
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.savedparts import kept_parts
@@ -390,7 +390,7 @@ def sizes(data: bytes) -> None:
     """Sizes, shares and counts of the command line."""
     text = data.decode("utf-8", "surrogateescape")
     parsers: list[Callable[[str], Any]] = [parse_size, parse_memory, parse_cache_size, parse_chunk_bytes]
-    parsers += [lambda each: parse_disk(each, 1 << 30), _nodes_of_type]
+    parsers += [lambda each: parse_disk(each, 1 << 30), nodes_of_type]
     for parse in parsers:
         with contextlib.suppress(ValueError, argparse.ArgumentTypeError):
             found = parse(text)

@@ -13,7 +13,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.cli.plots import draw_split
 from featstore.estimate.savedio import best_split
-from featstore.strategies import savedsplit
+from featstore.load import savedsplit
 from tests.support.whole_graph import skewed_graph
 
 N = 400

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from featstore._core.checksum import page_sums
 from featstore._core.rows import copy_costs, copy_rows, wrap_ids
 from featstore.budget import Budget
-from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather import buffers
-from featstore.gather.buffers import BufferPool, take_pages, taking_pages
+from featstore.gather.buffers import BufferPool, huge_array, take_pages, taking_pages
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 64, 100, 256, 512, 4096, 70_000])

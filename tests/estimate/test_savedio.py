@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import featstore
 from featstore.estimate.savedio import SavedIO, Split, best_split, edges_drawn
 from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.load.savedsplit import measured_beta, profile
 from featstore.sampling.macrolists import macro_lists
 from featstore.sampling.sampledbatches import Drawn
-from featstore.strategies.savedsplit import measured_beta, profile
 from featstore.topology.base import huge_bytes
 from tests.support.reference_history import Replay
 from tests.support.whole_graph import skewed_graph

@@ -323,7 +323,7 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
     with featstore.open(tmp_path / "g", memory="32MB") as g:
         old = g.features["x"]
         source = shards(x.view(np.uint8), tmp_path, g.reader)
-        g._stores["x"] = FeatureStore("x", source, x.shape, torch.float32, g.reader, g.pool, 2)
+        g.columns["x"] = FeatureStore("x", source, x.shape, torch.float32, g.reader, g.pool, 2)
         sampler = featstore.NeighborSampler(g, [3, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 50, "labels": None, "feature_cache": 0.2, "strategy": strategy}
         with make_loader(g, sampler, g.node_data["ids"], **options) as loader:

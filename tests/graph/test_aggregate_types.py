@@ -109,7 +109,7 @@ def test_little_memory_makes_blocks_and_stretches_of_a_type(tmp_path: Path) -> N
     with graph.create(tmp_path / "g", memory="16MiB") as g:
         for key, ops in ((("b", "r", "c"), OPS[:2]), (("c", "s", "c"), OPS)):
             for op in ops:
-                rows = g.rows_of("x", key[0])
+                rows = g.fields.rows_of("x", key[0])
                 budget = featstore.budget.Budget(1 << 30)
                 with pytest.raises(BudgetError) as caught:
                     Passes(g.edge_lists(key), rows, op, torch.float64, budget, 0, 1, "test")

@@ -39,7 +39,7 @@ def least_of(g: featstore.OutOfCoreGraph, name: str, op: str) -> int:
     """Return the bytes without which passes are refused."""
     budget = Budget(1 << 30)
     with pytest.raises(BudgetError) as caught:
-        Passes(g.edge_lists(), g.rows_of(name), op, torch.float64, budget, 0, 1, "test")
+        Passes(g.edge_lists(), g.fields.rows_of(name), op, torch.float64, budget, 0, 1, "test")
     assert caught.value.needed is not None
     assert budget.used == 0
     return caught.value.needed - budget.total
@@ -48,7 +48,7 @@ def least_of(g: featstore.OutOfCoreGraph, name: str, op: str) -> int:
 def summed(g: featstore.OutOfCoreGraph, name: str, op: str, memory: int, n_threads: int) -> tuple[np.ndarray[Any, Any], int]:
     """Return the rows of all nodes, and how many blocks they came in; nothing more is held than ``memory``."""
     budget, found = Budget(memory), []
-    with Passes(g.edge_lists(), g.rows_of(name), op, torch.float64, budget, memory, n_threads, "test") as found_by:
+    with Passes(g.edge_lists(), g.fields.rows_of(name), op, torch.float64, budget, memory, n_threads, "test") as found_by:
         for block in found_by.blocks():
             assert block.first == sum(map(len, found))
             found.append(block.sums.copy())
@@ -132,7 +132,7 @@ def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_
                 rooms = [memory - min(n, memory * 2 // share // row) * row - held(memory) for share in (16, 32, 64)]
                 costs = [-(-int(per_node.sum()) // each) * (256 + share) for each, share in zip(rooms, (16, 32, 64), strict=True)]
                 room = rooms[int(np.argmin(costs))]
-                with Passes(g.edge_lists(), g.rows_of("x"), "sum", sum_dtype, Budget(memory), memory, 1, "test") as made:
+                with Passes(g.edge_lists(), g.fields.rows_of("x"), "sum", sum_dtype, Budget(memory), memory, 1, "test") as made:
                     n_blocks = made.n_blocks
                 if name == "regular":
                     assert n_blocks == -(-n // (room // int(per_node[0])))

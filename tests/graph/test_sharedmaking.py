@@ -19,7 +19,7 @@ from featstore.creation import steps
 from featstore.graph import passes
 from featstore.graph.derive import making
 from featstore.graph.derive.sharedmaking import divided
-from featstore.graph.opendataset import OpenDataset
+from featstore.graph.openfields import OpenFields
 from featstore.storage.lock import FileLock
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
@@ -173,7 +173,7 @@ def fail(rank: int, path: Path, folder: Path, how: str) -> None:
         elif how == "memory":
             refuses(RuntimeError, "rank 1 of 2 failed: ", call)
         elif how == "opening":  # once it is committed: the others know, and no rank waits for another
-            with patch.object(OpenDataset, "adopt_feature", cannot) if rank else nullcontext():
+            with patch.object(OpenFields, "adopt_feature", cannot) if rank else nullcontext():
                 refuses(OSError if rank else RuntimeError, "too many", call)
         elif how == "alone":
             torch.distributed.barrier()

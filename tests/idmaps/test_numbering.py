@@ -62,7 +62,7 @@ def test_through_files(tmp_path_factory: pytest.TempPathFactory, names: list[str
         for each in (*blocks_of(names, cuts), TextKeys.of(others)):
             numbers.collect(each.hashes())
         with PairSorter(max(1, numbers.total), 1 << 20, directory) as sorter:
-            numbers.number(sorter)
+            numbers.number(sorter.add, sorter.sorted)
             check(numbers, names, others, [*cuts, 7])
     assert not list(directory.iterdir())
 
@@ -75,7 +75,7 @@ def test_many_names_grow_the_table(tmp_path: Path) -> None:
         for each in (*blocks_of(names, [3]), TextKeys.of(["x", names[5]])):
             numbers.collect(each.hashes())
         with PairSorter(numbers.total, 1 << 20, tmp_path) as sorter:
-            numbers.number(sorter)
+            numbers.number(sorter.add, sorter.sorted)
             assert sorter.bytes_spilled
             check(numbers, names, ["x", names[5]], [])
 
@@ -93,7 +93,7 @@ def test_too_little_memory_is_named(tmp_path: Path) -> None:
     with SpilledNumbers(str(tmp_path), 4096) as numbers:
         numbers.collect(names.hashes())
         with PairSorter(numbers.total, 1 << 20, tmp_path) as sorter, pytest.raises(BudgetError, match="for a bitmap"):
-            numbers.number(sorter)
+            numbers.number(sorter.add, sorter.sorted)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from featstore.cache.planned import PlannedBatch
-from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
+from featstore.gather.buffers import huge_array
 from featstore.gather.plan import Changeset, Tier
 from featstore.plan.planfile import PlanFile, write_bytes, write_plan
 from featstore.storage.sections import SectionWriter

@@ -66,7 +66,7 @@ def test_an_error_after_create_says_that_the_dataset_is_there(tmp_path: Path, mo
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("featstore.graph.opendataset.open_files", refuse)
+        patch.setattr("featstore.graph.dataset.open_files", refuse)
         with pytest.raises(CommittedError, match="complete and in place, but opening it failed: Too many open files") as caught:
             make(tmp_path / "g", "new")
     error = caught.value
@@ -81,7 +81,7 @@ def test_too_little_memory_to_open_what_was_made_says_that_it_is_there(tmp_path:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("featstore.graph.opendataset.open_files", refuse)
+        patch.setattr("featstore.graph.dataset.open_files", refuse)
         with pytest.raises(CommittedError, match="in place, but opening it failed: Cannot allocate memory") as caught:
             make(tmp_path / "g", "new")
     assert (caught.value.errno, caught.value.path) == (errno.ENOMEM, str(tmp_path / "g"))

@@ -16,7 +16,7 @@ import torch
 import featstore
 from featstore.estimate.misses import UNKNOWN, MissCurves, Misses
 from featstore.gather.sources import ExtentSource
-from featstore.pack import packing
+from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.storage.pagestream import least_window
 from featstore.storage.rundir import DiskQuota
 from featstore.strategies import streamed as streamed_module
@@ -100,7 +100,7 @@ def test_disk_budget(dataset: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the second superbatch are damaged once they are whole."""
-    add, seen = packing._PackedRun.add, list[int]()
+    add, seen = SuperbatchExtents.add, list[int]()
 
     def damaged(self: Any, name: str, folder: str, record: Any, extents: Any) -> None:
         add(self, name, folder, record, extents)
@@ -109,7 +109,7 @@ def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path, monk
             data[4096:] ^= 1
             data.flush()
 
-    monkeypatch.setattr(packing._PackedRun, "add", damaged)
+    monkeypatch.setattr(SuperbatchExtents, "add", damaged)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "superbatch": 5, "feature_cache": 0.001}

@@ -15,9 +15,9 @@ import featstore
 from benchmarks.papers.figures.outre_epochs import Work
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
+from featstore.load.savedsplit import profile
 from featstore.sampling.historical import PushTimes
 from featstore.sampling.sampledbatches import Drawn
-from featstore.strategies.savedsplit import profile
 
 FANOUTS = [10, 10]
 HIDDEN, STALENESS = 128, 100

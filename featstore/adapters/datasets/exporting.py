@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +110,7 @@ def export(
     n_bytes = min(_MOST_MEMORY, max(LEAST_MEMORY, g.budget.available // 2)) if memory is None else parse_memory(memory)
     if n_bytes < LEAST_MEMORY:
         raise BudgetError(f"export in {format_size(n_bytes)}", LEAST_MEMORY)
-    new_writer = _writer_of(form)
+    writers = _writers_of(form)
     stores = [("features", g.features), *([("edge_features", g.edge_features)] if edges else [])]
     names = {of: g.ids(of) for of in maps_of(g.catalog)}
     total = sum(each.nbytes for _, of in stores for each in of.values()) + 16 * g.num_edges * edges
@@ -120,9 +120,7 @@ def export(
         build = made.path
         of_data = [f"node_data/{name}" for name in g.node_data]
         of_edges = [_edges_file(kind) for kind in g.types.edges.values()] if edges else []
-        of_names = {
-            of: f"{_ids_file(of)}.{'jsonl' if (form, ids.kind) == ('npy', 'text') else form}" for of, ids in names.items()
-        }
+        of_names = {of: f"{_ids_file(of)}.{writers.names[ids.kind][0]}" for of, ids in names.items()}
         of_fields = (f"{kind}/{name}" for kind, of in stores for name in of)
         for name in (*(f"{each}.{form}" for each in (*of_fields, *of_data, *of_edges)), *of_names.values()):
             path = os.path.join(target, name)
@@ -136,8 +134,8 @@ def export(
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 return path
 
-            def writer(name: str, label: str, dtype: str, shape: Sequence[int]) -> _Writer:
-                return new_writer(placed(f"{name}.{form}"), [label], dtype, tuple(shape))
+            def writer(name: str, label: str, dtype: str, shape: Sequence[int]) -> _NumbersWriter:
+                return writers.numbers(placed(f"{name}.{form}"), [label], dtype, tuple(shape))
 
             for kind, of in stores:
                 for name, store in of.items():
@@ -151,17 +149,16 @@ def export(
                     for part in torch.split(data, max(1, _DATA_BYTES * len(data) // max(1, data.nbytes))):
                         out.write(_numbers(part))
             for node_type, ids in names.items():
-                file = of_names[node_type]
-                names_writer = _NAMES_WRITERS[file.rpartition(".")[2]]
-                with names_writer(placed(file), ["id", "name"], ids.kind, (len(ids),)) as out:
+                _, names_writer = writers.names[ids.kind]
+                with names_writer(placed(of_names[node_type]), ["id", "name"], ids.kind, (len(ids),)) as listing:
                     for block in ids.blocks():
-                        out.write(block)
+                        listing.write(block)
                         bar.add(8 * len(block))
             if edges:
                 with g.budget.reserve(HOLDER, n_bytes):
                     for kind_of, blocks in _edges_by_type(g, n_bytes, build):
                         path = placed(f"{_edges_file(kind_of)}.{form}")
-                        with new_writer(path, ["source", "destination"], "int64", (2, kind_of.n_edges)) as out:
+                        with writers.numbers(path, ["source", "destination"], "int64", (2, kind_of.n_edges)) as out:
                             for block in blocks:
                                 out.write_columns(block)
                                 bar.add(block.nbytes)
@@ -248,6 +245,9 @@ def _paired(*columns: Iterator[tuple[Int64s, Int64s, Any]]) -> Iterator[Int64s]:
 # --- files ----------------------------------------------------------------------------------------------------------------------
 
 
+_Self = TypeVar("_Self", bound="_Writer")
+
+
 class _Writer(ABC):
     """A file that is written in order; a context manager, which completes the file and flushes it durably at its end."""
 
@@ -274,17 +274,13 @@ class _Writer(ABC):
     def write(self, rows: Any) -> None:
         """Append rows, an array; or names, a list of them."""
 
-    def write_columns(self, block: Int64s) -> None:
-        """Append columns ``[2, k]`` to an array ``[2, n]``."""
-        raise NotImplementedError
-
     def end(self) -> None:
         """Write what comes after the last row."""
 
     def abandon(self) -> None:
         """Let go of a file that an error ended; nothing is written any more."""
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -304,7 +300,15 @@ class _Writer(ABC):
         close_quietly(fd)
 
 
-class _NpyWriter(_Writer):
+class _NumbersWriter(_Writer):
+    """A file of numbers: rows, or columns that are given together."""
+
+    @abstractmethod
+    def write_columns(self, block: Int64s) -> None:
+        """Append columns ``[2, k]`` to an array ``[2, n]``."""
+
+
+class _NpyWriter(_NumbersWriter):
     def begin(self) -> None:
         head = io.BytesIO()
         descr = np.lib.format.dtype_to_descr(np.dtype(self.dtype).newbyteorder("<"))
@@ -345,7 +349,7 @@ class _Sink(io.RawIOBase):
         self._put = None
 
 
-class _ParquetWriter(_Writer):
+class _ParquetWriter(_NumbersWriter):
     def begin(self) -> None:
         import pyarrow.parquet
 
@@ -407,11 +411,20 @@ class _LinesWriter(_Writer):
         self.put("".join(f"{json.dumps(text, ensure_ascii=False)}\n" for text in rows).encode())
 
 
-_NAMES_WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "jsonl": _LinesWriter, "parquet": _ParquetNamesWriter}
-_WRITERS: Final[Mapping[str, type[_Writer]]] = {"npy": _NpyWriter, "parquet": _ParquetWriter}
+class _Form(NamedTuple):
+    """Writers of a form of files: of numbers, and by the kind of names of those, with the ending of the file."""
+
+    numbers: type[_NumbersWriter]
+    names: Mapping[str, tuple[str, type[_Writer]]]
 
 
-def _writer_of(form: str) -> type[_Writer]:
+_WRITERS: Final = {
+    "npy": _Form(_NpyWriter, {"int64": ("npy", _NpyWriter), "text": ("jsonl", _LinesWriter)}),
+    "parquet": _Form(_ParquetWriter, dict.fromkeys(("int64", "text"), ("parquet", _ParquetNamesWriter))),
+}
+
+
+def _writers_of(form: str) -> _Form:
     if form == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401

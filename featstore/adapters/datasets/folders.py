@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from featstore.adapters.datasets.arrays import Archive
 from featstore.config import check_at_least, user_path
+from featstore.creation.typed import nodes_of_type
 from featstore.errors import FormatError
 from featstore.topology.types import EdgeKey
 
@@ -96,18 +97,11 @@ def numbers(
     return found
 
 
-def _nodes_of_type(text: str) -> tuple[str, int]:
-    name, _, n = text.partition("=")
-    if not (name and n.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=NUMBER, such as paper=3000")
-    return name, int(n)
-
-
 def add_num_nodes(group: argparse._ArgumentGroup) -> None:
     """Add the option ``--num-nodes``."""
     group.add_argument(
         "--num-nodes",
-        type=_nodes_of_type,
+        type=nodes_of_type,
         nargs="+",
         metavar="TYPE=N",
         help="numbers of nodes that neither a file nor a published table says",

@@ -166,14 +166,18 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
         if names is None:
             view = g if group is None else g[group]
             features, data = list(view.features), list(view.node_data)
-            whole = [name for name in data if g.data_shape(self._field(group, name))[:1] == (n,) and f"{name}_index" not in data]
+            whole = [
+                name for name in data if g.fields.data_shape(self._field(group, name))[:1] == (n,) and f"{name}_index" not in data
+            ]
             names, of_batches = (*features, *whole), (*default_features(features, "attributes"), *whole)
         else:
             of_batches = tuple(names)
         for name in names:
             field = self._field(group, name)
-            if field not in g.features and g.data_shape(field)[:1] != (n,):
-                raise ValueError(f"node data {field!r} of shape {tuple(g.data_shape(field))} have no entry for each of the nodes")
+            if field not in g.features and g.fields.data_shape(field)[:1] != (n,):
+                raise ValueError(
+                    f"node data {field!r} of shape {tuple(g.fields.data_shape(field))} have no entry for each of the nodes"
+                )
         self._fields[group] = {name: self._field(group, name) for name in names}
         self._of_batches[group] = of_batches or ((_IDS,) if group is not None else ())
 
@@ -189,7 +193,7 @@ class NodeStore(FeatureStore):  # type: ignore[misc]
             what = f"{name!r}{of}" if isinstance(name, str) else f"without a name{of}: give attr_name"
             raise KeyError(f"no attribute {what}; there is {listed(fields or ())}")
         field = fields[name]
-        return self._g.features[field].shape if field in self._g.features else self._g.data_shape(field)
+        return self._g.features[field].shape if field in self._g.features else self._g.fields.data_shape(field)
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
         shape, group = self._shape(attr), attr.group_name

@@ -15,22 +15,23 @@ from featstore.config import check_at_least, check_flag, listed, parse_memory
 from featstore.creation.source import dtype_name
 from featstore.creation.steps import FILES, Field
 from featstore.errors import BudgetError
+from featstore.graph.adjacency import Adjacency
+from featstore.graph.base import StoredGraph
 from featstore.graph.derive.making import adjacency_of, check_new_feature
 from featstore.graph.derive.sharedmaking import SharedMaking
 from featstore.graph.feature import FeatureStore
-from featstore.graph.opendataset import OpenDataset
+from featstore.graph.openfields import OpenFields
 from featstore.graph.passes import PassCosts, Passes, StoredRows, check_op
 from featstore.progress import Progress
 from featstore.ranks import Meeting
 from featstore.storage.catalog import Catalog
 from featstore.storage.writer import RowFileWriter
 from featstore.topology.edgelists import EdgeLists
-from featstore.topology.types import ONE_EDGE, EdgeKey, EdgeType, qualified
+from featstore.topology.types import ONE_EDGE, EdgeKey, EdgeType
 
 __all__ = [
     "HOLDER",
     "Room",
-    "aggregate",
     "aggregate_in_hops",
     "default_name",
     "edges_to_aggregate",
@@ -116,110 +117,10 @@ def write_rows(rows: torch.Tensor, making: SharedMaking, step: int, writer: RowF
         making.checkpoint()
 
 
-def aggregate(
-    self: OpenDataset,
-    feature: str,
-    op: str = "mean",
-    *,
-    edge_type: EdgeKey | None = None,
-    hops: int = 1,
-    name: str | None = None,
-    dtype: torch.dtype | str | None = None,
-    overwrite: bool = False,
-    memory: int | str | None = None,
-    progress: bool = True,
-    rank: int | None = None,
-    world_size: int | None = None,
-) -> FeatureStore:
-    """Aggregate a feature over each node's in-neighbours, out of core, and add the new feature to the dataset.
-
-    Training on the new feature saves a hop of sampling and gathering: PaGraph's preprocessing.
-
-    Parameters
-    ----------
-    feature : str
-        Name of a feature of any dtype and row shape; in a graph of several types, of the type at which the edges begin.
-    op : {"mean", "sum", "gcn"}
-        Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
-        divided by the length of the list, 0 if it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
-        1/√(d_v + 1). v counts exactly once, with or without edges from v to v, and d_v is the number of in-edges from other
-        nodes. In a directed graph, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
-    edge_type : tuple (source, relation, destination), optional
-        The type of edges over which rows are aggregated, of a graph of several types. The new feature is one of the
-        destination's type: ``g["author"].features["x_mean"]``. ``"gcn"`` and several hops need edges that begin and end at
-        one type of nodes.
-    hops : int
-        Number of aggregations, each of the result of the one before. Fields between hops are float64.
-    name : str, optional
-        Name of the new feature; by default ``x_mean``, and ``x_mean2`` for two hops. It may be ``feature`` if the edges end
-        at another type of nodes than they begin at.
-    dtype : torch.dtype or str, optional
-        Floating-point dtype of the new feature: by default that of ``feature``, and float64 for integers and bools.
-    overwrite : bool
-        Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
-        when the graph is closed.
-    memory : int or str, optional
-        Most bytes to hold, within the graph's budget; by default nearly all available memory.
-    progress : bool
-        Show a progress bar, with the time left, on a terminal and in a notebook.
-    rank, world_size : int, optional
-        Those of torch's process group by default: all ranks call alike, on one dataset, and each makes its rows. ``rank=0,
-        world_size=1`` makes the feature alone.
-
-    Returns
-    -------
-    FeatureStore
-        ``g.features[name]``, or ``g[destination].features[name]``, ready to be used; other handles have it when they are
-        opened again.
-
-    Raises
-    ------
-    KeyError, ValueError, TypeError
-        The feature, ``op`` or ``edge_type`` does not exist, or does not fit; the name is taken or not allowed; ``dtype`` is
-        not floating-point.
-    BudgetError
-        There is too little memory for the sums of one node; the error names a sufficient amount.
-    BusyError
-        Another process is writing the dataset, or has changed it since it was opened; or a loader uses the feature that is
-        to be replaced.
-    CommittedError
-        The feature is in the dataset, but making that durable, or opening it, failed.
-    CorruptionError, OSError
-        Reading or writing failed. The dataset is as it was, and no files are left.
-    RuntimeError
-        Another rank failed, or torch says that it is lost. The rows that ranks have made are there for the next call.
-
-    Notes
-    -----
-    Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``. They equal SciPy's
-    product ``csr_array((ones, indices, indptr)) @ x`` in float64 bit for bit. int64 beyond 2⁵³ is rounded first.
-
-    Nodes are processed in blocks whose sums fit the memory, 8 bytes a number; each block reads the feature once, in sequence.
-    The graph's threads add; their number changes no bit.
-
-    One commit adds the feature. After a kill or Ctrl-C, the same call resumes the work, except for the last seconds. The
-    dataset's writer lock is held meanwhile. The disk must hold the new feature, and between hops two float64 fields.
-
-    Examples
-    --------
-    >>> g.aggregate("x", op="mean", name="x_mean")
-    FeatureStore('x_mean', shape=(1000, 16), dtype=torch.float32, backend='io_uring')
-
-    References
-    ----------
-    Bai et al.: PaGraph. IEEE TPDS 2021, section 5.1 (PP). Kipf, Welling: Semi-Supervised Classification with Graph
-    Convolutional Networks. ICLR 2017, equation 2 (gcn).
-    """
-    self.check_open()
-    self.refuse_part("aggregate()")
-    with self.or_closed(), Meeting(rank, world_size) as meeting:
-        aggregate_in_hops(self, feature, op, edge_type, hops, name, dtype, overwrite, memory, progress, meeting)
-    name = default_name(feature, op, hops) if name is None else name
-    return self.features[name if edge_type is None else qualified(edge_type[2], name)]
-
-
 def aggregate_in_hops(
-    g: OpenDataset,
+    g: StoredGraph,
+    fields: OpenFields,
+    adjacency: Adjacency,
     feature: str,
     op: str,
     edge_type: EdgeKey | None,
@@ -231,7 +132,7 @@ def aggregate_in_hops(
     progress: bool,
     meeting: Meeting,
 ) -> list[PassCosts]:
-    """Aggregate a feature as :func:`aggregate`; return the costs of this rank's passes by hop.
+    """Aggregate a feature as :meth:`featstore.OutOfCoreGraph.aggregate`; return the costs of this rank's passes by hop.
 
     The caller has entered ``meeting``: a handle of one rank alone may refuse.
     """
@@ -247,31 +148,31 @@ def aggregate_in_hops(
     if name == feature and src == dst:
         raise ValueError(f"name: {name!r} is the feature that is aggregated; choose another")
     out_dtype = output_dtype(store.dtype, dtype)
-    check_new_feature(g.catalog, name, overwrite, [dst])
-    g.check_replaceable(name, dst)
+    check_new_feature(fields.catalog, name, overwrite, [dst])
+    fields.check_replaceable(name, dst)
     row_shape = store.shape[1:]
     made = dtype_name(out_dtype)
     uses = [f"node/{src}/{feature}"]
     recipe = {
         "what": "aggregate",
-        FILES: files_of(g.catalog, uses),
+        FILES: files_of(fields.catalog, uses),
         "op": op,
         "hops": hops,
         "dtype": made,
     }
     if not g.types.is_one:  # types may share a file
         recipe |= {"edge type": kind.key, "feature": feature}
-    fields = {hop: Field(kind.dst.n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
-    edges, costs = g.edge_lists(kind.key), []
+    made_fields = {hop: Field(kind.dst.n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
+    edges, costs = EdgeLists(adjacency.topology, kind), []
     with (
         generous(g.budget, memory),
-        SharedMaking(meeting, g, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
+        SharedMaking(meeting, g, fields.catalog, name, recipe, uses, of=[dst], overwrite=overwrite, progress=progress) as making,
     ):
         for hop in range(hops):
             if making.is_done(hop):
                 continue
             with contextlib.ExitStack() as stack:
-                rows = g.rows_of(feature, src)
+                rows = fields.rows_of(feature, src)
                 if hop:
                     file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
                     rows = StoredRows(file, torch.float64, rows.width)
@@ -279,15 +180,15 @@ def aggregate_in_hops(
                 _, stop = making.share(hop, kind.dst.n, [edges])
                 cost = PassCosts()  # of a rank without rows
                 if making.writes:
-                    cost = _rows(g, edges, rows, op, hop, stop, fields[hop], making, memory, progress, label)
+                    cost = _rows(g, edges, rows, op, hop, stop, made_fields[hop], making, memory, progress, label)
                 costs.append(cost)
                 making.finish(hop, [hop - 1])
-        g.adopt_feature(making.commit({dst: hops - 1}), name, dst)
+        fields.adopt_feature(making.commit({dst: hops - 1}), name, dst)
         making.end()
     return costs
 
 
-def edges_to_aggregate(g: OpenDataset, edge_type: object, op: str, hops: int) -> EdgeType:
+def edges_to_aggregate(g: StoredGraph, edge_type: object, op: str, hops: int) -> EdgeType:
     """Get the type of edges over which a feature is aggregated.
 
     Raises
@@ -335,7 +236,7 @@ def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.
 
 
 def _rows(
-    g: OpenDataset,
+    g: StoredGraph,
     edges: EdgeLists,
     rows: StoredRows,
     op: str,

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from featstore.creation.steps import Field, fields_of, files_of_record, open_made
+from featstore.graph.base import StoredGraph
 from featstore.graph.derive.making import PART, FolderSteps, Making, lock_part
-from featstore.graph.opendataset import OpenDataset
 from featstore.ranks import Meeting
 from featstore.storage.calls import remove_tree
 from featstore.storage.catalog import Catalog, read_catalog
@@ -86,8 +86,10 @@ class SharedMaking:
     Parameters
     ----------
     meeting : Meeting
-    g : OpenDataset
+    g : StoredGraph
         Of one directory on all ranks; ValueError otherwise.
+    catalog : Catalog
+        Of the commit that it has open.
     name, recipe, uses, of, overwrite, progress
         See :class:`Making`; messages are those of rank 0.
     same : mapping, optional
@@ -102,7 +104,8 @@ class SharedMaking:
     def __init__(
         self,
         meeting: Meeting,
-        g: OpenDataset,
+        g: StoredGraph,
+        catalog: Catalog,
         name: str,
         recipe: Mapping[str, Any] | None,
         uses: Sequence[str],
@@ -120,7 +123,7 @@ class SharedMaking:
         self._writer: RowFileWriter | None = None
         self.writes = True
         if meeting.is_first:
-            self._main = Making(g.path, g.catalog, name, recipe, uses, of=of, overwrite=overwrite, progress=progress)
+            self._main = Making(g.path, catalog, name, recipe, uses, of=of, overwrite=overwrite, progress=progress)
         try:
             self._begin(recipe, {"name": name, **((recipe or {}) if same is None else same)})
         except BaseException:

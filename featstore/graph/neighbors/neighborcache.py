@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
-from featstore.cache.rowmap import private_array
 from featstore.config import format_size, parse_size
 from featstore.errors import BudgetError
-from featstore.gather.buffers import taking_pages
+from featstore.gather.buffers import private_array, taking_pages
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.neighbors.listscores import WriteScores, scoring_bytes
 from featstore.idmaps.keys import ranges

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from featstore.budget import Budget
-from featstore.cache.rowmap import private_array
 from featstore.errors import BusyError, CorruptionError
+from featstore.gather.buffers import private_array
 from featstore.gather.sharedmemory import Allocate
 from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.storage.catalog import EDGE, Catalog, current_catalog

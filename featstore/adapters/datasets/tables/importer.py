@@ -80,7 +80,7 @@ class Importer:
                 spilled[name].collect(hashes)
             for each in spilled.values():
                 sorter = stack.enter_context(PairSorter(max(1, each.total), share // 2, builder.directory))
-                each.number(sorter)
+                each.number(sorter.add, sorter.sorted)
             self._read(builder, files, spilled, Counts(was_spilled=True), keeps=False)
 
     def _all_hashes(self) -> Iterator[tuple[str, UInt64s]]:

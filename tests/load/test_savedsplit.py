@@ -18,10 +18,10 @@ from featstore.cache.lru import LRU
 from featstore.estimate.misscurve import miss_curve
 from featstore.estimate.savedio import best_split
 from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.load import savedsplit
+from featstore.load.savedsplit import profile
 from featstore.plan.trace import record
 from featstore.sampling.sampledbatches import Drawn
-from featstore.strategies import savedsplit
-from featstore.strategies.savedsplit import profile
 from featstore.strategies.switch import CacheSwitch
 from featstore.topology.base import huge_bytes
 from tests.support.whole_graph import skewed_graph

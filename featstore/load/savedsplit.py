@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from featstore.estimate.savedio import SavedIO, Split, best_split, prefix_sums
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.neighbors.neighborcache import NeighborCache
+from featstore.load.history import History
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
@@ -34,7 +35,7 @@ from featstore.strategies.memory import Memory
 from featstore.topology.base import huge_bytes
 from featstore.topology.partlists import NearbyLists
 
-__all__ = ["HOLDER", "HistorySplit", "Keeps", "measured_beta", "profile"]
+__all__ = ["HOLDER", "HistorySplit", "measured_beta", "profile"]
 
 HOLDER = "saved I/O"
 SORTING_BYTES = 48  # a node, beside its counts, while orders and sums are computed
@@ -49,35 +50,17 @@ Outside = Callable[[Int64s], npt.NDArray[np.bool_]]
 EMPTY = np.zeros(0, np.int64)
 
 
-class Keeps(Protocol):
-    """A history whose nodes are to be chosen."""
-
-    @property
-    def node_bytes(self) -> int:
-        """Bytes of a kept node, tables included."""
-        ...
-
-    @property
-    def staleness(self) -> int:
-        """Steps for which an embedding is used."""
-        ...
-
-    def keep(self, nodes: Int64s, g: OutOfCoreGraph, device: torch.device, split: Mapping[str, Any]) -> int:
-        """Keep embeddings of these nodes from now on; return the bytes of their table. Raises BudgetError."""
-        ...
-
-
 class HistorySplit:
     """Choose a history's nodes once a strategy knows the memory that is left for caches.
 
     Parameters
     ----------
-    history : Keeps
+    history : History
     drawn : Drawn
         The loader's own batches.
     """
 
-    def __init__(self, history: Keeps, drawn: Drawn) -> None:
+    def __init__(self, history: History, drawn: Drawn) -> None:
         self._history, self._drawn = history, drawn
         self.is_done = False
 
