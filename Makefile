@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test docs stress fuzz demo bench asan tsan clean
+.PHONY: help install lint format test graphbolt docs stress fuzz demo bench asan tsan clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,22 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 # Three processes for two cores (tests/conftest.py), each with torch; PYTEST_ARGS="-n 0" runs them one after the other.
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+
+# PyPI's last DGL, for Python 3.10 to 3.12, twice: its Python with the environment's torch, and all of it, in an environment of its own,
+# with the last torch that its compiled library is for.
+OF_GRAPHBOLT := dgl==2.1.0 torchdata==0.7.1
+BESIDE_GRAPHBOLT := torch==2.2.1 'numpy<2' lmdb xxhash psutil tqdm hypothesis pandas pydantic pyyaml pytest pytest-timeout \
+	pytest-xdist
+
+build/graphbolt/.installed: $(VENV)/.created
+	$(PY) -m pip install -qq --no-deps --target build/graphbolt/python $(OF_GRAPHBOLT)
+	$(PY) -m venv build/graphbolt/venv
+	build/graphbolt/venv/bin/python -m pip install -qq $(PIP_ARGS) $(OF_GRAPHBOLT) $(BESIDE_GRAPHBOLT)
+	@touch $@
+
+graphbolt: $(VENV)/.built build/graphbolt/.installed ## the tests of the adapter to GraphBolt, with GraphBolt itself
+	PYTHONPATH=build/graphbolt/python $(PY) -m pytest -n 0 tests/adapters/test_graphbolt_feature.py -k python
+	PYTHONPATH=. build/graphbolt/venv/bin/python -m pytest -n 0 -W default tests/adapters/test_graphbolt_feature.py -k compiled
 
 docs: $(VENV)/.built ## build the documentation site into build/site; a warning is an error
 	$(PY) -m sphinx -W --keep-going -q -d build/doctrees docs build/site

@@ -43,6 +43,7 @@ napoleon_use_param = False  # the type line is prose, "integer array, shape (n,)
 napoleon_use_rtype = False
 napoleon_custom_sections = [("Attributes", "params_style")]  # else each would be a name to look up, or an entry beside its own
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["dgl"]  # no release of it on PyPI is for a torch of today
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 100
 add_module_names = False

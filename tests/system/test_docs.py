@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,8 @@ import featstore
 from featstore import errors
 from featstore.cli.main import main
 from featstore.strategies.options import options_of
-from tests.support.programs import OF_LIGHTNING, OF_PYG, run_program
+from tests.support.graphbolt import load
+from tests.support.programs import OF_LIGHTNING, OF_PYG, run_in_fork, run_program
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -290,40 +290,22 @@ def test_blocks_that_are_not_run_are_few_and_compile() -> None:
             compile(block, name, "exec")
 
 
-class _Feature:
-    """GraphBolt's base class of features, as its documentation has it."""
-
-    def read(self, ids: Any = None) -> Any:
-        raise NotImplementedError
-
-    def update(self, value: Any, ids: Any = None) -> None:
-        raise NotImplementedError
-
-
-def test_graphbolts_feature_of_the_guide(guide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a real store; GraphBolt itself has no release for this torch."""
-    (block,) = [block for block in shown(GUIDE / "moving.md") if "StoredFeature" in block]
-    stub = types.ModuleType("dgl.graphbolt")
-    stub.Feature, stub.BasicFeatureStore = _Feature, dict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dgl", types.ModuleType("dgl"))
-    monkeypatch.setitem(sys.modules, "dgl.graphbolt", stub)
-    monkeypatch.setattr(sys.modules["dgl"], "graphbolt", stub, raising=False)
+def run_graphbolts_block(folder: Path, block: str) -> None:
+    load("stand-in")
     fetched = []
-    datapipe = types.SimpleNamespace(fetch_feature=lambda features, node_feature_keys: fetched.append(node_feature_keys))
-    with featstore.open(guide_folder / "graph", memory="64MiB") as g:
+    datapipe = types.SimpleNamespace(fetch_feature=lambda store, node_feature_keys: fetched.append(node_feature_keys))
+    with featstore.open(folder / "graph", memory="64MiB") as g:
         found: dict[str, Any] = {"g": g, "datapipe": datapipe}
         exec(compile(block, "moving.md", "exec"), found)
-        (feature,), ids = found["features"].values(), torch.tensor([7, 0, 7])
-        expected = g.features["x"][:]
         assert fetched == [["x"]]
-        assert torch.equal(feature.read(), expected)
-        assert torch.equal(feature.read(ids), expected[ids])
-        futures = list(feature.read_async(ids))
-        assert len(futures) == feature.read_async_num_stages("cpu") == 1
-        assert torch.equal(futures[0].wait(), expected[ids])
-        assert (feature.count(), feature.size()) == (g.num_nodes, expected.shape[1:])
-        with pytest.raises(NotImplementedError):
-            feature.update(expected[:1], ids[:1])
+        ids = torch.tensor([7, 0, 7])
+        assert torch.equal(found["store"].read("node", None, "x", ids), g.features["x"][ids])
+
+
+def test_graphbolts_block_of_the_guide(guide_folder: Path) -> None:
+    """Over a real store and a stand-in; tests/adapters/test_graphbolt_feature.py has GraphBolt itself."""
+    (block,) = [block for block in shown(GUIDE / "moving.md") if "graphbolt" in block]
+    run_in_fork(run_graphbolts_block, guide_folder, block)
 
 
 def test_readme_starts_with_two_commands() -> None:
