@@ -15,11 +15,11 @@ import numpy.typing as npt
 from featstore.adapters.datasets.ahead import ahead
 from featstore.adapters.datasets.tables.columns import Field, names_of, rows_of, texts_of
 from featstore.adapters.datasets.tables.files import Block
-from featstore.adapters.datasets.tables.given import EdgeTable
 from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
-from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
+from featstore.adapters.datasets.tables.schema import EdgeTable
 from featstore.adapters.datasets.tables.stepfiles import MOST_SPLITS, StepFiles
+from featstore.adapters.datasets.tables.tables import Tables
 from featstore.adapters.datasets.writing import SPLITS, count_unlabelled
 from featstore.creation.builder import Builder, field_stem
 from featstore.creation.inputfields import check_field_name

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featstore.adapters.datasets.tables.columns import Field, field_of, id_kind
 from featstore.adapters.datasets.tables.files import MOST_BLOCK_BYTES, Block, TableFile, find_files
-from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable, Table
+from featstore.adapters.datasets.tables.schema import EdgeTable, NodeTable, Table
 from featstore.creation.inputfields import check_field_name
 from featstore.progress import Progress
 from featstore.topology.types import ONE_NODE, EdgeKey, edge_name
