@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from featstore.adapters.datasets.ahead import ahead
+from featstore.adapters.datasets.prefetch import prefetch
 from featstore.adapters.datasets.tables.columns import Field, names_of, rows_of, texts_of
 from featstore.adapters.datasets.tables.files import Block
 from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
@@ -211,7 +211,7 @@ class Reading:
 
     def _ahead(self, blocks: Iterator[Item]) -> Iterator[Item]:
         """Parse the next block, and hash its names, while the rows of one are stored."""
-        return self._stack.enter_context(contextlib.closing(ahead(blocks)))
+        return self._stack.enter_context(contextlib.closing(prefetch(blocks)))
 
     def _have_read(self, number: int, file: int, block: Block) -> None:
         """Record the progress behind a block, if the last record is old enough."""
