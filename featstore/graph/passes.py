@@ -173,7 +173,7 @@ class Passes:
             self._most_nodes = max((stop - begin for begin, stop, _ in self._blocks), default=0)
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
             self._n_runs = -(-n // self._run_rows)
-            self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
+            self._halves = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
             self._wide = empty_tensor((self._run_rows * rows.width if self._converts else 0,), summed_dtype(rows.dtype))
             self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
             if is_gcn:
@@ -329,7 +329,7 @@ class Passes:
         bounds = self._bounds(ends)
         is_wanted = np.flatnonzero(wanted)
         n_rows, step, at = self._edges.n_sources, self._run_rows, rows.first
-        runs = ((at + int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
+        runs = ((at + int(k) * step, self._halves[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
         self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
         asked = time.perf_counter()
         for first_of_file, found in read_ahead(rows.file.read, runs):

@@ -481,8 +481,8 @@ class Run:
             yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
             return
         source = own[0]
-        turns = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
-        blocks = ((source.first + low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
+        buffers = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
+        blocks = ((source.first + low, buffers[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
         for at, found in read_ahead(source.file.read, blocks):
             low = at - source.first
             yield low, low + len(found), self._as_given(found, own)

@@ -283,7 +283,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
             lists.use(min(lists.useful_bytes, g.budget.available // DIVISOR))
         with lists_kept(g, drawn, epochs, at_once):
             for epoch in range(epochs):
-                with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
+                with contextlib.closing(drawn.epoch(epoch).windowed(0)) as order:
                     yield from in_order(order.sample, len(order), at_once, g.pool)
     finally:
         drawn.close()

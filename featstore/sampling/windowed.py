@@ -27,7 +27,7 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, fre
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Coming", "Cut", "Turns", "Windows", "disk_of"]
+__all__ = ["Coming", "Cut", "WindowedBatches", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # words that a batch's log of a hop should have in memory before it is spilled
@@ -113,7 +113,7 @@ def disk_of(sampler: Drawer) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Division of an epoch into windows, as :class:`Turns` uses it."""
+    """Division of an epoch into windows, as :class:`WindowedBatches` uses it."""
 
     size: int  # batches of a window
     most: int  # windows at once
@@ -202,8 +202,8 @@ class Coming:
         held[1].close()
 
 
-class Turns:
-    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.in_turn`."""
+class WindowedBatches:
+    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.windowed`."""
 
     def __init__(
         self, sampler: Drawer, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None, coming: Coming | None

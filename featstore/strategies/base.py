@@ -174,7 +174,7 @@ class Strategy(ABC):
     """
 
     _registered: ClassVar[str] = ""
-    # True: batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Not inherited: each class declares it.
+    # True: batches run as number 0, 1, 2 …, and come from an epoch's ``windowed``. Not inherited: each class declares it.
     takes_history: ClassVar[bool] = False
     # Whether the strategy takes graphs of several types, whose rows are those of Context.nodes.rows; and features of different
     # types, each of which it then treats by itself. Not inherited, either.

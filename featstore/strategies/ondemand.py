@@ -172,9 +172,9 @@ class OnDemandRunner(Runner):
             self._remake()
         order = self.context.batches.epoch(epoch)
         if self._ahead is None or self._ahead.is_running:  # the memory is another running epoch's
-            return _OnDemandEpoch(self.context, order.in_turn(start))
+            return _OnDemandEpoch(self.context, order.windowed(start))
         use = self._ahead.begin("batches drawn at once")
-        return _OnDemandEpoch(self.context, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
+        return _OnDemandEpoch(self.context, order.windowed(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
         """Record the cache that was made for a feature, and its bytes."""
@@ -238,7 +238,7 @@ class _OnDemandEpoch(EpochRun):
 def stand_in(context: Context, epoch: int, start: int) -> EpochRun:
     """Begin ``epoch`` at batch ``start``, read on demand, because another epoch's plans have claimed the features' caches."""
     context.counts.add_beside()
-    return _OnDemandEpoch(context, context.batches.epoch(epoch).in_turn(start))
+    return _OnDemandEpoch(context, context.batches.epoch(epoch).windowed(start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

@@ -94,10 +94,10 @@ class Profile(Memo):
             begin, computed = time.perf_counter(), time.process_time()
             most = min(len(order), most or profile_batches(len(order), batches.run_length))
             with (
-                contextlib.closing(order.in_turn(0, stop=most)) as turns,
+                contextlib.closing(order.windowed(0, stop=most)) as windowed,
                 SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
             ):
-                ordered, needed, count = in_order(turns.sample, most, context.threads, self._pool), TAIL_BYTES, 0
+                ordered, needed, count = in_order(windowed.sample, most, context.threads, self._pool), TAIL_BYTES, 0
                 for sampled in ordered:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
@@ -107,7 +107,7 @@ class Profile(Memo):
                     del sampled  # else the next batch would have to fit beside it
                 ordered.close()
                 self._file = writer.finish_samples()
-                self.passes_s = turns.passes_s
+                self.passes_s = windowed.passes_s
             batches.trim()  # scratch memory of the threads that sampled
             self.sample_s = time.perf_counter() - begin
             self.computing_s = min(self.sample_s, (time.process_time() - computed) / max(1, context.threads))

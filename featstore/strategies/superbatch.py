@@ -300,7 +300,7 @@ class SuperbatchRunner(Runner):
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
         context = self.context
         if context.divide is not None:
-            context.divide(context, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
+            context.divide(context, self.memory, size, self._planning.policy, serial=not self._planning.overlap)
         sizes, self.prefetch = size_caches(context, self.memory, size, self._planning.policy)
         if sizes:
             with context.watch.time("cache"):
@@ -378,7 +378,7 @@ class SuperbatchRunner(Runner):
             undo.callback(caches.release)
             edge_claim = self._edge_caches.claim()
             undo.callback(self._edge_caches.release)
-            order = self.context.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
+            order = self.context.batches.epoch(epoch).windowed(start, self._memory.get(SAMPLED_AHEAD))
             undo.callback(order.close)
             run = SuperbatchEpoch(
                 self.context,

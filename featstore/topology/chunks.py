@@ -306,15 +306,15 @@ class ChunkedTopology(Topology):
             n_tail = int(len(chunks) > n_head and high < d.first_node[chunks[-1] + 1])
             head, middle, tail = np.split(chunks, [n_head, len(chunks) - n_tail])
             words = np.empty(n_words, self.id_dtype)
-            turns = words[: n_words // 2 * 2].reshape(2, -1)
+            buffers = words[: n_words // 2 * 2].reshape(2, -1)
             found = itertools.chain(
-                self._parts_of_chunks(d, head, turns, carry, within),
+                self._parts_of_chunks(d, head, buffers, carry, within),
                 self._whole_chunks(d, middle, words, window_bytes, carry),
-                self._parts_of_chunks(d, tail, turns, carry, within),
+                self._parts_of_chunks(d, tail, buffers, carry, within),
             )
         else:
-            turns = np.empty((2, n_words), self.id_dtype)
-            found = itertools.chain(self._parts_of_chunks(d, chunks, turns, carry, within))
+            buffers = np.empty((2, n_words), self.id_dtype)
+            found = itertools.chain(self._parts_of_chunks(d, chunks, buffers, carry, within))
         for block in found:
             self.check_ids(block.first_edge, block.ids)
             yield block
@@ -344,10 +344,10 @@ class ChunkedTopology(Topology):
                         yield block
 
     def _parts_of_chunks(
-        self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry, within: tuple[int, int]
+        self, d: Directory, chunks: Int64s, buffers: Words, carry: _Carry, within: tuple[int, int]
     ) -> Iterator[ListBlock]:
         """Read chunks in parts: the offsets of some lists, then their ids."""
-        n_ids = turns.shape[1]
+        n_ids = buffers.shape[1]
         n_nodes = max(_LEAST_NODES, n_ids // 4)
         coming: deque[tuple[int, Int64s, int]] = deque()
 
@@ -362,7 +362,7 @@ class ChunkedTopology(Topology):
                     stop = int(np.searchsorted(offsets, edge + n, side="left"))
                     coming.append((first_node + begin, offsets[begin : stop + 1], edge))
                     at = int(d.ids_at[chunk]) + edge - int(d.first_edge[chunk])
-                    yield at, turns[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
+                    yield at, buffers[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
                     turn += 1
 
         for _, rows in read_ahead(self.chunks.read, reads()):

@@ -1,4 +1,4 @@
-"""Epoch-wide sampling against neighbour sampling batch by batch: windows, logs that spill, lists in pieces, turns."""
+"""Epoch-wide sampling against neighbour sampling batch by batch: logs that spill, lists in pieces, windows as they are taken."""
 
 from __future__ import annotations
 

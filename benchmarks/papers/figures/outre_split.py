@@ -49,7 +49,7 @@ def split(work: Work, row: Callable[..., None]) -> None:
             times = PushTimes(STALENESS)
             times.nodes = top_rows(scores, int(n_kept))
             times.pushed = np.full(len(times.nodes), -1)
-            epoch = Drawn(sampler, order, None, times).epoch(0).in_turn(0)
+            epoch = Drawn(sampler, order, None, times).epoch(0).windowed(0)
             n = 0.0
             for k in range(len(order)):
                 sampled = epoch.sample(k)
