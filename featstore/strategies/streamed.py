@@ -65,7 +65,7 @@ Int64s = npt.NDArray[np.int64]
 
 CACHE_SHARES = (1 / 4, 1 / 2, 3 / 4)  # parts of the memory that batches leave that are tried for caches
 WORTH = 1 / 10  # caches get more only if that saves at least this part of the bytes that an epoch moves
-FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
+MISSES_FOUND = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
 @register_strategy("streamed")
@@ -126,7 +126,7 @@ class Streamed(Superbatch):
         parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
         # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
         packed = scan + write - m.drive.write_overlap * min(scan, write)
-        rest = (1 - FORESEEN) * plan_s * looks_ahead + plans_s
+        rest = (1 - MISSES_FOUND) * plan_s * looks_ahead + plans_s
         prepared = inspect - rest + max(rest, packed)
         # Packing beside reading shares the drive.
         epoch = max(pipeline_s(prepared, max(read, copy), n), w.sample_read_s + packed + read)

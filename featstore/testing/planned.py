@@ -25,7 +25,7 @@ __all__ = ["PlannedPolicyContract", "play_planned"]
 
 Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
-Foreseen = list[tuple[int, list[int]]]
+Announced = list[tuple[int, list[int]]]
 
 
 def play_planned(
@@ -205,9 +205,9 @@ class PlannedPolicyContract(_PolicyContract):
         plans = play_planned(self.make(), 300, 40, _long_trace(), 7, spill=spill)
         assert _as_lists(plans) == self._play(self.make(), 300, _long_trace(), 40, 7), "a horizon that may spill is planned apart"
 
-    def test_what_is_foreseen_is_planned(self) -> None:
+    def test_what_is_announced_is_planned(self) -> None:
         """Check that a policy that announces misses does so for every batch, and plans these misses."""
-        heard: Foreseen = []
+        heard: Announced = []
         plans = play_planned(
             self.make(), 300, 40, _long_trace(), 7, announce=lambda batch, positions: heard.append((batch, positions.tolist()))
         )
