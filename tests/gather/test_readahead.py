@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
-from featstore.gather.executor import Tally, execute
+from featstore.gather.counters import GatherCounts
+from featstore.gather.executor import execute
 from featstore.gather.plan import BatchPlan, Part, Tier
 from featstore.gather.readahead import ReadAhead
 from featstore.gather.sources import MemorySource
@@ -142,11 +143,11 @@ def test_rows_read_ahead_are_those_that_the_plan_misses() -> None:
     parts = (Part(Tier.HOST, np.array([4]), np.array([2])), Part(Tier.BASE, rows, positions))
     plan = BatchPlan(4, parts).read_ahead(3)
     assert plan.parts == (parts[0], Part(Tier.AHEAD, range(3), positions))
-    out, tally = np.zeros((4, 5), np.uint8), Tally()
-    execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), tally)
+    out, counts = np.zeros((4, 5), np.uint8), GatherCounts()
+    execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), counts)
     assert np.array_equal(out[[3, 0, 1]], DATA["z"][:3])
-    tally.count_plan(plan)
-    assert tally.rows == {Tier.HOST: 1, Tier.BASE: 3}
+    counts.count_plan(plan)
+    assert counts.rows == {Tier.HOST: 1, Tier.BASE: 3}
     with pytest.raises(ValueError, match="2 rows were read ahead for a plan that misses 3"):
         BatchPlan(4, parts).read_ahead(2)
 

@@ -383,9 +383,9 @@ def test_the_demo_s_map_has_the_rows(tmp_path, demo, n_threads):
     store = demo.MapStore(tmp_path / "x.npy", n_threads)
     for n in (0, 1, 15, 64, 65, 300, 1_000):
         ids = torch.from_numpy(np.random.default_rng(n).integers(0, 300, n))
-        tally = demo.Tally()
-        assert torch.equal(store.gather(ids, None, {}, tally), torch.from_numpy(x)[ids])
-        assert sum(tally.rows.values()) == n
+        counts = demo.GatherCounts()
+        assert torch.equal(store.gather(ids, None, {}, counts), torch.from_numpy(x)[ids])
+        assert sum(counts.rows.values()) == n
 
 
 def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
@@ -396,9 +396,9 @@ def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
         np.lib.format.write_array(file, x)
     store = demo.MapStore(tmp_path / "x.npy", 4)
     ids = torch.arange(0, 300, 3)
-    first, second = demo.Tally(), demo.Tally()
-    for tally in (first, second):
-        store.gather(ids, None, {}, tally)
+    first, second = demo.GatherCounts(), demo.GatherCounts()
+    for counts in (first, second):
+        store.gather(ids, None, {}, counts)
     assert first.rows[demo.Tier.BASE] == 100
     assert 100 <= first.read.reads <= 202  # the header moves rows over two pages each
     assert first.read.bytes_read == mmap.PAGESIZE * first.read.reads
