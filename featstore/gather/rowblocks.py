@@ -17,7 +17,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, size_class
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.sources import RowSource, SourceRange
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
 from featstore.storage.rowfile import RowFile
@@ -91,7 +91,7 @@ def _pieces(
 
     try:
         with _reading(source, pool.budget, first, n, HELD * piece_bytes) as read:
-            for _ in read_ahead(read, places()):
+            for _ in double_buffer(read, places()):
                 yield tensors.popleft()
     except BudgetError as error:
         raise BudgetError(error.reason, (error.needed or 0) + max(0, HELD - 1 - n_made) * piece_bytes) from None

@@ -24,7 +24,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor
 from featstore.gather.patchedrows import PatchedRows
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.rowfile import RowFile
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.liststream import stream_bytes
@@ -332,7 +332,7 @@ class Passes:
         runs = ((at + int(k) * step, self._halves[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
         self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
         asked = time.perf_counter()
-        for first_of_file, found in read_ahead(rows.file.read, runs):
+        for first_of_file, found in double_buffer(rows.file.read, runs):
             begin, first = time.perf_counter(), first_of_file - at
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.storage.rowfile import RowFile
@@ -365,7 +365,7 @@ class ChunkedTopology(Topology):
                     yield at, buffers[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
                     turn += 1
 
-        for _, rows in read_ahead(self.chunks.read, reads()):
+        for _, rows in double_buffer(self.chunks.read, reads()):
             first_node, offsets, edge = coming.popleft()
             yield ListBlock(first_node, offsets, edge, rows.reshape(-1).view(self.id_dtype))
 

@@ -1,4 +1,4 @@
-"""Reading ahead: every batch gets the rows its plan misses, whatever the groups; errors come at the batch they belong to."""
+"""Prefetched rows: every batch gets the rows its plan misses, whatever the groups; errors come at the batch they belong to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featstore.errors import BudgetError
 from featstore.gather.counters import GatherCounts
 from featstore.gather.executor import execute
 from featstore.gather.plan import BatchPlan, Part, Tier
-from featstore.gather.readahead import ReadAhead
+from featstore.gather.prefetchrows import RowPrefetcher
 from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
 from tests.support.graphs import make_graph
@@ -51,9 +51,9 @@ class Fields:
 
         return read
 
-    def ahead(self, misses: Any, start: int, stop: int, n_bytes: int) -> ReadAhead:
+    def ahead(self, misses: Any, start: int, stop: int, n_bytes: int) -> RowPrefetcher:
         widths = {name: data.shape[1] for name, data in DATA.items()}
-        ahead = ReadAhead(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
+        ahead = RowPrefetcher(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
         ahead.begin()
         return ahead
 
@@ -255,7 +255,7 @@ def test_a_shortage_of_memory_costs_one_batch_its_rows_read_ahead() -> None:
             raise BudgetError("no memory", 1)
         return fields.read("x")(rows, out)
 
-    ahead = ReadAhead(misses, {"x": read}, {"x": 512}, 0, 4, 1 << 16, fields.counted.add)
+    ahead = RowPrefetcher(misses, {"x": read}, {"x": 512}, 0, 4, 1 << 16, fields.counted.add)
     ahead.begin()
     for position in range(4):
         rows = ahead.take(position, "x")
