@@ -114,9 +114,9 @@ def _reading(source: RowSource, budget: Budget, first: int, n: int, held_bytes: 
     begins = np.arange(first, source.n_rows, n, dtype=np.int64)
     runs = _pages(file.layout, at + begins, at + np.minimum(begins + n, source.n_rows))
     share = _free(budget) // SHARES
-    spare = _free(budget) - held_bytes
-    scratch_bytes = max(PAGE_BYTES, file.layout.group_bytes, min(PAGES * PAGE_BYTES, share, spare // 4))
-    window = max(least_window(), min(MOST_WINDOW_BYTES, share, (spare - scratch_bytes) // 2))
+    left = _free(budget) - held_bytes
+    scratch_bytes = max(PAGE_BYTES, file.layout.group_bytes, min(PAGES * PAGE_BYTES, share, left // 4))
+    window = max(least_window(), min(MOST_WINDOW_BYTES, share, (left - scratch_bytes) // 2))
     with budget.reserve("reader buffers", window + scratch_bytes):
         pid = os.getpid()
         stream = file.stream(runs, window)

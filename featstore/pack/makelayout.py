@@ -286,8 +286,8 @@ def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) 
         records = RECORD_BYTES * (2 + len(maps)) + max(extents.progress_bytes for extents in maps)
         return records + sum(extents.disk_bytes for extents in maps)
 
-    together = options.superbatch, options.restart
-    return Sizes(options.device_rows, options.capacity, *together, sum(widths), n_bytes, group_rows)
+    lengths = options.superbatch, options.restart
+    return Sizes(options.device_rows, options.capacity, *lengths, sum(widths), n_bytes, group_rows)
 
 
 def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:

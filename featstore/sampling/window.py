@@ -44,7 +44,7 @@ __all__ = ["EpochWindow", "Seeds", "drawn_bytes", "has_places", "is_wide", "leas
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits lists at once
 MOST_RANGES = 4096
-TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
+AT_ONCE = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
 SORT_DIVISOR = 4  # the arrays over a range take at most this fraction of a worker's memory
 RANGE_BYTES = 128  # per list of a range: the starts of its targets, its number, and look-up of lists
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
@@ -369,7 +369,7 @@ class EpochWindow:
         for number, file in enumerate(file_of):
             n = self._targets.length(number) // TARGET_WORDS
             group, n_before = last.get(file, ([], 0))
-            if not group or n_before + n >= min(shape.range_entries, TOGETHER) or (number + 1 - group[0]) << shape.shift >= 2**31:
+            if not group or n_before + n >= min(shape.range_entries, AT_ONCE) or (number + 1 - group[0]) << shape.shift >= 2**31:
                 group, n_before = [], 0
             if n:
                 if not group:

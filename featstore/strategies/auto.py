@@ -336,9 +336,9 @@ def _estimated(
             choices = {n_bytes: trial.choose(n_bytes, context) for n_bytes in (lists.held, *lists.fewer(context))}
             kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
             choice, at_once = choices[kept], False
-            together = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
-            if together is not None and ask(together)[1].suffices:
-                other = trial.choose(0, together)
+            all_at_once = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
+            if all_at_once is not None and ask(all_at_once)[1].suffices:
+                other = trial.choose(0, all_at_once)
                 if other.taken.total_s(epochs) < (1 - WORTH_WAITING) * choice.taken.total_s(epochs):
                     kept, choice, at_once = 0, other, True
         if _is_filled_later(context):

@@ -83,18 +83,18 @@ def rows_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
     """
     nodes = context.nodes
     room, claimed = room_for_caches(context)
-    spare, _ = memory.left_for_caches(room, context.prefetch, claimed)
-    spare = max(0, spare - beside - sum(memory.leasts.values()))
+    free_bytes, _ = memory.left_for_caches(room, context.prefetch, claimed)
+    free_bytes = max(0, free_bytes - beside - sum(memory.leasts.values()))
     layouts, there = find_layouts(pack), list[list[int]]()
     for part, n_device in zip(nodes.each, context.device_rows or [0] * len(nodes.each), strict=True):
         kind = sorted(part.stores), n_device, layout_rows(part.rows)
         found = {each.capacity for each in layouts if (sorted(each.features), each.device_rows, each.rows) == kind}
         there.append(sorted(found) if part.stores and part.n else [0])
     sizes = {rows: _bytes_of(nodes, rows) for rows in product(*there)}
-    fits = [rows for rows, n_bytes in sizes.items() if n_bytes <= spare]
+    fits = [rows for rows, n_bytes in sizes.items() if n_bytes <= free_bytes]
     if fits:
         return max(fits, key=sizes.__getitem__)
-    return rows_of_size(nodes, spare // 2) if nodes.fitting(spare // 2) else (0,) * len(nodes.each)
+    return rows_of_size(nodes, free_bytes // 2) if nodes.fitting(free_bytes // 2) else (0,) * len(nodes.each)
 
 
 def agreed_rows(nodes: Domain, rows: tuple[int, ...], of_first: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -316,11 +316,11 @@ class _Asked:
 
     def options(self, part: _Part, n_batches: int) -> LayoutOptions:
         """Make the options of a part's layout for a pack whose epochs have ``n_batches`` batches."""
-        together = 0
+        run_length = 0
         if not isinstance(self.policy, StaticPolicy):
-            together = packed_length(self.length, n_batches)
+            run_length = packed_length(self.length, n_batches)
         names, rows = tuple(part.domain.stores), layout_rows(part.domain.rows)
-        return LayoutOptions(names, self.policy.name, part.capacity, together, part.device_rows, rows=rows)
+        return LayoutOptions(names, self.policy.name, part.capacity, run_length, part.device_rows, rows=rows)
 
 
 def _trace_of(rows: NodeRows, batches: Sequence[npt.NDArray[Any]]) -> Trace:
