@@ -39,12 +39,12 @@ OPS: Final = ("mean", "sum", "gcn")
 MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once
 MOST_LISTS: Final = 4 << 20  # bytes of two blocks of lists as they are read, see stream_bytes
 LEAST_LISTS: Final = 16 << 10
-LISTS_DIVISOR: Final = 32  # the two blocks of lists get this part of the memory
+LISTS_FRACTION: Final = 1 / 32  # of the memory, for the two blocks of lists
 _LEAST_IDS: Final = 1 << 10  # of a list that is summed in stretches
 _NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, and arrays for cutting blocks
 _FOUND_BYTES: Final = 64  # of a node whose list is being read: its number, offset and degree, and scratch
-RUN_SHARES: Final = (16, 32, 64)  # divisors of the memory to choose from, for each of two runs of rows
-SHORT_RUNS: Final = 256  # estimated time of a pass: 1 + share / SHORT_RUNS, as each run of rows moves the sums once more
+RUN_DIVISORS: Final = (16, 32, 64)  # each of two runs of rows gets the memory divided by one of these
+SHORT_RUNS: Final = 256  # estimated time of a pass: 1 + divisor / SHORT_RUNS, as each run of rows moves the sums once more
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 
@@ -149,16 +149,16 @@ class Passes:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
-        self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_DIVISOR))
+        self._lists = min(MOST_LISTS, max(LEAST_LISTS, int(memory * LISTS_FRACTION)))
         total = edges.n_lists * self._node_bytes + edges.n_edges * edges.id_bytes
         least_cost = math.inf
-        for share in RUN_SHARES:
-            run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // share))
+        for divisor in RUN_DIVISORS:
+            run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // divisor))
             run_rows = max(1, min(n, run_bytes // per_row))
             of_blocks = memory - run_rows * per_row - _reading_bytes(self._lists)
             if of_blocks < least_block:
                 continue
-            cost = -(-total // of_blocks) * (SHORT_RUNS + share)
+            cost = -(-total // of_blocks) * (SHORT_RUNS + divisor)
             if cost < least_cost:
                 least_cost, self._run_rows, self._of_blocks = cost, run_rows, of_blocks
         if least_cost == math.inf:

@@ -31,8 +31,8 @@ __all__ = ["Coming", "Cut", "WindowedBatches", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # words that a batch's log of a hop should have in memory before it is spilled
-DISK_DIVISOR = 4  # run files get this fraction of the free disk
-MEMORY_DIVISOR = 4  # without a given reservation, windows get this fraction of the free memory
+DISK_FRACTION = 1 / 4  # of the free disk, for run files
+MEMORY_FRACTION = 1 / 4  # of the free memory, for windows without a given reservation
 
 
 class Drawer(Protocol):
@@ -108,7 +108,7 @@ def disk_of(sampler: Drawer) -> int:
     """Return the bytes that a sampler's run files may take."""
     if sampler.disk is not None:
         return sampler.disk
-    return free_share(sampler.run_dir, DISK_DIVISOR)
+    return free_share(sampler.run_dir, DISK_FRACTION)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class WindowedBatches:
         seeds, wide = self._seeds(self._next), is_wide(graph)
         if self._memory is None:
             least, useful = sampler.memory_bytes(n, len(seeds))
-            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_DIVISOR))
+            n_bytes = max(least, min(useful, int(graph.budget.available * MEMORY_FRACTION)))
             self._memory = graph.budget.reserve(HOLDER, n_bytes)
             self._own.append(self._memory)
         held, size = self._memory.n_bytes, n

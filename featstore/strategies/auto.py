@@ -44,7 +44,7 @@ from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of
 from featstore.strategies.packlayouts import PackLayouts, agreed_rows, layouts_on_disk, rows_for_pack, rows_of_size
-from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
+from featstore.strategies.profile import DISK_FRACTION, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
@@ -465,7 +465,7 @@ def _profile_disk(context: Context) -> int:
     """Compute the size of a disk of which a profile's part holds the batches that estimates look at."""
     batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
-    return DISK_DIVISOR * profile_batches(len(context.batches)) * max(4096, stored)
+    return int(profile_batches(len(context.batches)) * max(4096, stored) / DISK_FRACTION)
 
 
 def _disk_bytes(profile: Profile | None) -> int:

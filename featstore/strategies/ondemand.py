@@ -44,7 +44,7 @@ from featstore.strategies.registry import register_strategy
 
 __all__ = ["OnDemand", "are_cached", "stand_in"]
 
-LOST_DIVISOR = 4  # caches are made anew only if they gave back more than this part of their bytes
+LOST_FRACTION = 1 / 4  # of their bytes: caches are made anew only if they gave back more
 
 
 @register_strategy("ondemand")
@@ -188,7 +188,7 @@ class OnDemandRunner(Runner):
         for name, cache in self._caches.items():
             if self.context.nodes.stores[name].cache is cache and cache.is_cut:
                 lost += self._whole[name] - cache.nbytes
-        return lost > sum(self._whole.values()) // LOST_DIVISOR and lost <= self.memory.unused()
+        return lost > int(sum(self._whole.values()) * LOST_FRACTION) and lost <= self.memory.unused()
 
     def close(self, failed: bool = False) -> None:
         """Give the sampler's memory back; may be called again."""

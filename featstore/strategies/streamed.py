@@ -286,7 +286,7 @@ class StreamedSizes(SuperbatchSizes):
         graph, n_bytes = self._graph, 0
         for width, n, _ in self._of_features(batch):
             sums = _sums_bytes(width, int(larger(n) * self._miss_share), size)
-            n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.share)
+            n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.sums_divisor)
         return n_open * n_bytes
 
     @property

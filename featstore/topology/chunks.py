@@ -21,7 +21,7 @@ from featstore.storage.stripedrows import StripedRows
 from featstore.topology.base import BLOCK_BYTES, Topology
 from featstore.topology.chunkformat import Directory, check_header
 from featstore.topology.listblocks import ListBlock, NodeLists
-from featstore.topology.liststream import WINDOW_DIVISOR
+from featstore.topology.liststream import WINDOW_FACTOR
 from featstore.topology.offsetpages import OffsetPages
 
 __all__ = ["ChunkedTopology"]
@@ -260,7 +260,7 @@ class ChunkedTopology(Topology):
         """
         if not len(nodes):
             return
-        window_bytes, chunks = WINDOW_DIVISOR * block_bytes, self._chunks_of(nodes)
+        window_bytes, chunks = WINDOW_FACTOR * block_bytes, self._chunks_of(nodes)
         for block in self._blocks_of(chunks, block_bytes, window_bytes, int(nodes[0]), int(nodes[-1]) + 1):
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))

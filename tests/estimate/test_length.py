@@ -17,7 +17,7 @@ from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
 from featstore.estimate.length import PackingPasses, Planning, at_least, choose_size, planner_bytes, what_would_help
-from featstore.plan.planmemory import PLANNER_DIVISOR
+from featstore.plan.planmemory import PLANNER_FRACTION
 from tests.support.graphs import make_graph
 
 BATCH, MANY = 1000, 200
@@ -45,14 +45,14 @@ def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, ove
     passes = None if pass_bytes is None else PackingPasses(pass_bytes, 10**9)
     found = choose_size(planning(n, total, overlap=overlap), n_batches, BATCH, 1, passes)
     most = min(n_batches, MANY) if overlap else n_batches
-    for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
+    for fraction in (PLANNER_FRACTION, 2 * PLANNER_FRACTION, 4 * PLANNER_FRACTION):
         held, spilled = (
             max(
                 [1]
                 + [
                     size
                     for size in range(1, most + 1)
-                    if needed(n, n_batches, size, spilled=each, overlap=overlap) <= total // share
+                    if needed(n, n_batches, size, spilled=each, overlap=overlap) <= int(total * fraction)
                 ]
             )
             for each in (False, True)

@@ -182,7 +182,7 @@ def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleName
         sampler = EpochSampler(g, [-1, -1, 5], window=len(batches), disk="8KiB")
         expected = NeighborSampler(g, [-1, -1, 5]).sample(torch.from_numpy(batches[0]))
         with closing(windowed(sampler, batches)) as taken:
-            monkeypatch.setattr("featstore.sampling.windowed.MEMORY_DIVISOR", 1 << 20)
+            monkeypatch.setattr("featstore.sampling.windowed.MEMORY_FRACTION", 2**-20)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"what is sampled ahead would take .* of a disk budget of 8") as error:
                     taken.sample(0)
