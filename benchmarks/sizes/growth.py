@@ -1,4 +1,4 @@
-"""What a row costs as graphs grow: R22, R24, R26 with rows of 256 B, in memory of the same share of their features.
+"""The cost of a row as graphs grow: R22, R24, R26 with rows of 256 B, in memory of the same share of their features.
 
 Figures: seconds of a million rows of each stage of a streamed epoch (sampling, planning, packing, gathering), of each scale
 beside those of the smallest (target: at most 1.5 times); seconds to read the offsets of a dataset, and to cache neighbour lists,

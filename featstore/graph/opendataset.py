@@ -49,7 +49,7 @@ __all__ = ["OpenDataset", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """What makes a part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
+    """A part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
 
     whole: OpenDataset
     part: Part

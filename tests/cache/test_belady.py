@@ -173,7 +173,7 @@ def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: 
 def test_a_larger_field_changes_no_plan(
     trace: tuple[int, list[list[int]]], capacity: int, size: int, ahead: int, dtype: Any
 ) -> None:
-    """Where the field has more rows than a horizon accesses, these are numbered; the plans are those of tables of all rows."""
+    """A field with more rows than a horizon accesses has these numbered; the plans are those of tables of all rows."""
     n, batches = trace
     capacity = min(capacity, n)
     assert plans_of(n, batches, capacity, size, ahead, dtype) == plans_of(n + 1000, batches, capacity, size, ahead, dtype)
@@ -263,7 +263,7 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
 
 
 def test_batches_of_very_different_size() -> None:
-    """Where the far end of what stays jumps to and fro, the limit on what is entered changes nothing."""
+    """The far end of what stays jumps to and fro; the limit on what is entered changes nothing."""
     rng = np.random.default_rng(8)
     n = 400
     for _ in range(40):

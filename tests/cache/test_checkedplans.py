@@ -106,7 +106,7 @@ LOADERS = [way for way in WAYS if way != "simulate"]
 
 
 def state(g: Any) -> tuple[Any, ...]:
-    """What must be as before: memory held, threads, run files."""
+    """Note what must be as before: memory held, threads, run files."""
     g.cache("x", 0)
     g.pool.trim()
     if "sampler scratch" in g.memory_report():

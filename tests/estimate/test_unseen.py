@@ -1,4 +1,4 @@
-"""What a few batches, and a few rows, tell of all of them."""
+"""Estimates from a few batches, and a few rows, of all of them."""
 
 from __future__ import annotations
 

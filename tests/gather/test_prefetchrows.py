@@ -275,7 +275,7 @@ def all_of(budget: Budget) -> Reservation:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> None:
-    """Where the budget has nothing else left, the epoch goes on without it; the next one has it again."""
+    """If the budget has nothing else left, the epoch goes on without it; the next one has it again."""
     x = created(tmp_path / "g", 256)
     with featstore.open(tmp_path / "g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)

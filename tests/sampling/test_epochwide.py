@@ -35,7 +35,7 @@ PLENTY = 64 << 20
 
 @dataclass
 class EpochGraph(ArrayGraph):
-    """What an epoch-wide sampler needs of a graph."""
+    """The part of a graph that an epoch-wide sampler needs."""
 
     path: str = ""
     options: Options = field(default_factory=lambda: Options(1 << 30, "pread", "off", 2))

@@ -160,7 +160,7 @@ def test_a_memo_is_told_of_later_epochs_and_of_short_memory(g: featstore.OutOfCo
 
 
 def test_with_a_history_no_batch_is_there_already(g: featstore.OutOfCoreGraph) -> None:
-    """What a batch pulls depends on those before it."""
+    """The pulls of a batch depend on the batches before it."""
     times = PushTimes(3)
     times.nodes, times.pushed = np.arange(10), np.full(10, -1)
     drawn = Drawn(SAMPLERS["neighbor"](g), batches(), None, times)

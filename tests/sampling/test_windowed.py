@@ -245,7 +245,7 @@ def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("no_kept_lists")  # or nothing would be passed over
 def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has seen of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
+    """A profile of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
     seen: list[tuple[float, float, float]] = []
     observe = featstore.strategies.auto.observe
 
@@ -381,7 +381,7 @@ def test_threads_that_draw_ahead_wait_neither_for_themselves_nor_for_each_other(
 def test_a_window_that_lacked_the_memory_of_others_ahead_of_time_takes_it(
     small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for no other thread has less memory; the loop waits for the window when it fails."""
+    """A thread that waits for no other has less memory; the loop waits for the window when it fails."""
     draw, epochs = EpochWindow.draw, list[int]()
 
     def late(self: EpochWindow) -> None:

@@ -212,7 +212,7 @@ def test_spilled_next_positions_give_the_same_batches(dataset, ondemand, tmp_pat
 
 
 def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where next positions would take more than the planner's share they go to disk, and the budget is kept."""
+    """Next positions that would take more than the planner's part of the memory go to disk, and the budget is kept."""
     spills = []
     spill = cacheplans.Spill.__init__
     monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
@@ -269,7 +269,7 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
 @settings(deadline=None)
 @given(st.lists(st.integers(-1, 40), max_size=60))
 def test_slots_split_into_hits_and_misses(slots: list[int]) -> None:
-    """What the plan file keeps of slots, against NumPy."""
+    """Slots as the plan file keeps them, against NumPy."""
     from featstore._core.blocks import hits_of, missed_positions
 
     some = np.array(slots, np.int32)

@@ -192,7 +192,7 @@ class DoesNotLetItselfBeClosed(Base):
 
 class _Window(Base):
     def use(self, horizon: Horizon) -> Any:
-        """What is done with the horizon before all is planned as it should be."""
+        """Use the horizon before all is planned as it should be."""
 
     def plan(self, horizon: Horizon) -> Any:
         self.use(horizon)

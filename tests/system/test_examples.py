@@ -259,7 +259,7 @@ def test_demo(tmp_path):
 
 
 def ran(losses, seconds=2.0, loaded=60):
-    """What a run of the demo comes to: two epochs of three batches, 100 rows of 512 bytes, ``loaded`` by a read of 4 KiB each."""
+    """Result of the demo: two epochs of three batches, 100 rows of 512 bytes, ``loaded`` by a read of 4 KiB each."""
     stats = {"batches": 6, "rows": 100, "rows_loaded": loaded, "row_bytes": 512, "reads": loaded, "bytes_read": 4096 * loaded}
     stats |= {"seconds": {"compute": 1.0}, "hits": {"host": 100 - loaded, "base": loaded}}
     epochs = [{"epoch": k, "seconds": seconds, "test_accuracy": 0.5 + k / 10} for k in range(2)]
@@ -269,7 +269,7 @@ def ran(losses, seconds=2.0, loaded=60):
 
 @pytest.mark.parametrize(("losses", "other"), covering([[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []], WAYS))
 def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, demo, losses, other):
-    """What the runs have must be identical, and there must be something: else the exit status says so."""
+    """The batches of the runs must be identical, and there must be something: else the exit status says so."""
     monkeypatch.setattr(demo, "run", lambda kind, *_: ran(losses if kind == other else [2.5, 1.75, 1.5]))
     monkeypatch.setattr(demo, "draw", lambda *_: None)
     arguments = ["--folder", os.fspath(tmp_path / "demo"), "--nodes", "2000"]

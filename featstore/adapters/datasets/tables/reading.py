@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Counts:
-    """What an import has read."""
+    """Counts of what an import has read."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     edges: dict[EdgeKey, int] = field(default_factory=dict)
