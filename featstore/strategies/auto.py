@@ -239,7 +239,7 @@ class Decision:
 
 
 def _of_first(choice: Decision) -> Decision:
-    """Tell in a choice of rank 0 whose it is."""
+    """Begin the reason of a choice with "rank 0", which made it."""
     return replace(choice, record={**choice.record, "reason": f"rank 0: {choice.record['reason']}"})
 
 
@@ -462,7 +462,7 @@ def _warn(reason: str, more: str) -> None:
 
 
 def _profile_disk(context: Context) -> int:
-    """Compute the size of a disk of which a profile's part holds the batches that estimates look at."""
+    """Compute the disk that is large enough: a profile's fraction of it holds the batches that estimates look at."""
     batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
     return int(profile_batches(len(context.batches)) * max(4096, stored) / DISK_FRACTION)

@@ -220,7 +220,7 @@ class PackLayouts:
         return found
 
     def larger(self, chosen: Layouts, rows: Sequence[int]) -> Layouts:
-        """Replace layouts by those for caches of ``rows`` rows, where these are there, or the chosen ones are not, either."""
+        """Replace layouts by those for caches of ``rows`` rows, if the pack has these, or lacks the chosen ones as well."""
         found = []
         for layout, wanted, part in zip(chosen, self.wanted(rows), self.parts, strict=True):
             found.append(wanted if wanted in part.there or layout not in part.there else layout)
@@ -232,7 +232,7 @@ class PackLayouts:
             check_disk(self.pack.file(each.name), self._room(at, chosen))
 
     def make(self, chosen: Layouts) -> list[bool]:
-        """Make the layouts that the pack lacks, one after the other; return of which that is so."""
+        """Make the layouts that the pack lacks, one after the other; return which these were."""
         with self.context.watch.time("pack"):
             return [part.make(chosen[at], self._room(at, chosen)) for at, part in enumerate(self.parts)]
 
@@ -339,7 +339,7 @@ class PartLayouts:
         return fitting(self.pack, found, self.disk) or found[0]
 
     def _restart(self, superbatch: int) -> int:
-        """Compute the batches after which planning begins anew, as those of this rank end; 0 if it does so by itself."""
+        """Compute the batches of this rank, after which planning begins anew; 0 if a superbatch ends there in any case."""
         n = len(self.context.batches)
         return n if superbatch and n < self.pack.n_batches and n % superbatch else 0
 

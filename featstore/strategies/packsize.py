@@ -335,7 +335,7 @@ def _trace_of(rows: NodeRows, batches: Sequence[npt.NDArray[Any]]) -> Trace:
 def _with_layouts(
     estimate: PackEstimate, asked: _Asked, of_parts: Sequence[tuple[_Part, Trace]], n_batches: int, epochs: int
 ) -> PackEstimate:
-    """Add the bytes of layouts, and of the features, to an estimate; each layout with its part's rows of the first batches."""
+    """Add the bytes of layouts, and of the features, to an estimate. ``of_parts`` has the rows of the first batches of each."""
     allowed = None if isinstance(asked.policy, StaticPolicy) else asked.disk
     estimate = replace(estimate, features_bytes=asked.features_bytes, allowed_bytes=allowed)
     try:

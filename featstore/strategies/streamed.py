@@ -280,7 +280,7 @@ class StreamedSizes(SuperbatchSizes):
         return [(widths[name], asked[name], 4 if nodes.rows_of(name).n < 2**31 else 8) for name in nodes.stores]
 
     def _tables_bytes(self, batch: BatchSize, size: int) -> int:
-        """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those with three batches."""
+        """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those that the loop reads."""
         size = max(1, size)
         n_open = min(1 + -(-3 // size), -(-self._n_batches // size))
         graph, n_bytes = self._graph, 0
@@ -294,7 +294,7 @@ class StreamedSizes(SuperbatchSizes):
         return self.planning.misses.share(self._rows)
 
     def packed_bytes(self, batch: BatchSize) -> int:
-        """See :class:`SuperbatchSizes`; half the bytes, as extents of two superbatches are on disk at once, samples of four."""
+        """See :class:`SuperbatchSizes`. Half the bytes count: samples of four superbatches are on disk, but extents of two."""
         return int(self.context.nodes.asked_bytes(batch) * self._miss_share) // 2
 
     def passes(self, batch: BatchSize) -> PackingPasses:

@@ -48,7 +48,7 @@ def most_ahead(n_bytes: int) -> int:
 def ahead_bytes(context: Context) -> int:
     """Compute the most bytes of memory into which misses are read ahead.
 
-    They are at most 1 GiB, and at most a quarter of the features: with more, every other page is wanted in any case.
+    They are at most 1 GiB and a quarter of the features. With more, the drive would read every other page in any case.
     """
     return most_ahead(context.nodes.n_bytes)
 

@@ -130,7 +130,7 @@ class SuperbatchSizes:
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
         """Compute the bytes to reserve for the planner, and for other uses of its memory.
 
-        If caches size themselves, they count with their least rows under ``least``, else with the most rows that could fit.
+        Caches that size themselves count with the most rows that could fit; with ``least``, with their least rows.
         """
         graph, planning, nodes = self._graph, self.planning, self.context.nodes
         capacity = planning.capacity
