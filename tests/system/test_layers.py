@@ -121,6 +121,12 @@ def test_imports_go_down() -> None:
     assert not [line for path in FILES for line in violations(path, module_of(path))]
 
 
+def test_the_page_of_the_architecture_has_every_layer() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("\n## Layers\n")[2].partition("\n## ")[0]
+    order, table = page.partition("\n| layer ")[::2]
+    assert not [name for name in RANK if not re.search(rf"\b{name}\b", order) or f"`{name}`" not in table]
+
+
 def test_a_folder_has_thirty_files_at_most() -> None:
     sizes = {str(folder): len(list(folder.glob("*.py"))) for folder in PACKAGE.rglob("*") if folder.is_dir()}
     assert not {name: size for name, size in sizes.items() if size > 30}
