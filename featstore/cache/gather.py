@@ -16,7 +16,7 @@ from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.copythreads import CopyThreads
 from featstore.gather.counters import GatherCounts
 from featstore.gather.executor import execute
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 from featstore.gather.sources import MemorySource, RowSource
 
 __all__ = ["Gather"]
@@ -92,7 +92,7 @@ class Gather:
             cache, sources = tiers if threads is None else self._copied_by(tiers, threads)
             part: Any = rows[done:] if cache is None else rows[done : done + at_once]
             if cache is None:
-                given = BatchPlan(len(part), (Part(Tier.BASE, part),))
+                given = BatchPlan(len(part), (TierRows(Tier.BASE, part),))
             else:
                 if len(part) > FEWEST_ROWS_AT_ONCE:
                     try:

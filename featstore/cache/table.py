@@ -22,7 +22,7 @@ from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.buffers import taking_pages
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 
 __all__ = ["FILL_BYTES", "FeatureCache", "RowMap"]
 
@@ -235,7 +235,7 @@ class FeatureCache:
             with self._lock:
                 self._check_open()
                 self._counts["misses"] += k
-            return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
+            return BatchPlan(k, (TierRows(Tier.BASE, rows),) if k else ())
         if slots is None:
             parts, hits = row_map.parts(rows, array)
         with self._lock:

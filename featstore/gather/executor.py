@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from featstore.errors import ClosedError
 from featstore.gather.counters import GatherCounts
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, Tier, TierRows
 from featstore.gather.sources import RowSource
 
 __all__ = ["execute"]
 
 
-def _order(part: Part) -> int:
+def _order(part: TierRows) -> int:
     """Rank a part: memory first, an extent last. An extent comes once, so a lack of memory before it allows another try."""
     return len(Tier) if part.tier == Tier.PACKED else part.tier
 

@@ -16,7 +16,7 @@ from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, Tier, TierRows
 from featstore.testing import policies
 from featstore.testing.policies import GOLDEN_CAPACITY, GOLDEN_ROWS, _data, _long_trace, _PolicyContract, gathered, golden_trace
 from featstore.testing.strategies import row_ids, traces
@@ -84,7 +84,7 @@ def _horizon(n: int, batches: Sequence[Ints], n_planned: int, spill: Any = None,
 
 def _carry_out(cache: FeatureCache, data: npt.NDArray[np.uint8], ids: Ints, planned: PlannedBatch) -> None:
     hits, misses = np.flatnonzero(planned.slots >= 0), np.flatnonzero(planned.slots < 0)
-    parts = Part(Tier.HOST, planned.slots[hits], hits), Part(Tier.BASE, ids[misses].astype(np.int64), misses)
+    parts = TierRows(Tier.HOST, planned.slots[hits], hits), TierRows(Tier.BASE, ids[misses].astype(np.int64), misses)
     out = gathered(cache, data, BatchPlan(len(ids), parts))
     assert np.array_equal(out, data[ids]), "a plan reads other rows than the batch's"
     cache.apply(planned.changes, out)

@@ -19,7 +19,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
 from featstore.gather.counters import GatherCounts
 from featstore.gather.executor import execute
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, Tier, TierRows
 from featstore.gather.prefetchrows import RowPrefetcher
 from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
@@ -140,9 +140,9 @@ def test_an_error_comes_with_its_batch_and_closing_wakes_who_waits() -> None:
 
 def test_rows_read_ahead_are_those_that_the_plan_misses() -> None:
     rows, positions = np.array([7, 5, 6]), np.array([3, 0, 1])
-    parts = (Part(Tier.HOST, np.array([4]), np.array([2])), Part(Tier.BASE, rows, positions))
+    parts = (TierRows(Tier.HOST, np.array([4]), np.array([2])), TierRows(Tier.BASE, rows, positions))
     plan = BatchPlan(4, parts).read_ahead(3)
-    assert plan.parts == (parts[0], Part(Tier.AHEAD, range(3), positions))
+    assert plan.parts == (parts[0], TierRows(Tier.AHEAD, range(3), positions))
     out, counts = np.zeros((4, 5), np.uint8), GatherCounts()
     execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), counts)
     assert np.array_equal(out[[3, 0, 1]], DATA["z"][:3])
