@@ -52,7 +52,7 @@ def topic_of(line: Line) -> str:
 
 
 def key_of(line: Line) -> tuple[str, str]:
-    """What tells one figure from another: its name, and what it is beside."""
+    """Make the key of a figure: its name, and what it is beside."""
     return line["name"], line["reference"] or ""
 
 

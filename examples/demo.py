@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import featstore
 from featstore.cli.training import train
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import Tier
 from featstore.storage.rowfile import ReadStats
 from featstore.testing.limits import memory_group
@@ -131,7 +131,7 @@ class MapStore:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def gather(self, ids: torch.Tensor, plan: None, tiers: Mapping[Tier, Any], tally: Tally) -> torch.Tensor:
+    def gather(self, ids: torch.Tensor, plan: None, tiers: Mapping[Tier, Any], counts: GatherCounts) -> torch.Tensor:
         wanted, out = ids.numpy(), np.empty((len(ids), self.shape[1]), np.float32)
         step = -(-len(wanted) // (4 * self._n_threads)) or 1
 
@@ -143,9 +143,9 @@ class MapStore:
         # A major fault is a page that came from the drive. The other rows were in the page cache, which is this way's host tier.
         n_pages = sum(self._pool.map(read, range(0, len(wanted), step)))
         n_loaded = min(n_pages, len(wanted))
-        tally.count(Tier.BASE, n_loaded)
-        tally.count(Tier.HOST, len(wanted) - n_loaded)
-        tally.read.add(ReadStats(n_loaded, n_pages, n_loaded * self.nbytes // max(1, len(self)), n_pages * mmap.PAGESIZE))
+        counts.count(Tier.BASE, n_loaded)
+        counts.count(Tier.HOST, len(wanted) - n_loaded)
+        counts.read.add(ReadStats(n_loaded, n_pages, n_loaded * self.nbytes // max(1, len(self)), n_pages * mmap.PAGESIZE))
         return torch.from_numpy(out)
 
 

@@ -27,7 +27,7 @@ def make_dataset(path: Path, n: int) -> None:
 
 
 def bytes_read() -> int:
-    """Return what this process has fetched from drives so far."""
+    """Count the bytes that this process has fetched from drives so far."""
     return next(int(line.split()[1]) for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
 
 

@@ -24,7 +24,7 @@ from featstore.adapters.ray import training
 
 
 def setup(g: featstore.OutOfCoreGraph, config: dict) -> tuple[torch.nn.Module, torch.optim.Optimizer, featstore.Loader]:
-    """What each worker trains; Ray's process group is there, and the loader takes its rank from it."""
+    """Set up what each worker trains; Ray's process group is there, and the loader takes its rank from it."""
     torch.manual_seed(0)
     n_classes = int(g.node_data["y"].max()) + 1
     model = SAGE(g.features["x"].shape[1], *[config["hidden"]] * (len(config["fanouts"]) - 1), n_classes)

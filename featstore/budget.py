@@ -119,7 +119,7 @@ class Loan:
 
 
 class _TakingBack(threading.local):
-    """What a thread leaves out, while it takes loans back."""
+    """Loans that a thread leaves out while it takes loans back."""
 
     now = False  # it takes one back
     spared: float = math.inf  # loans of this cost and dearer

@@ -1,4 +1,4 @@
-"""What pictures share; matplotlib, the extra ``plot``, is imported only when a picture is asked for."""
+"""Helpers of all pictures; matplotlib, the extra ``plot``, is imported only when a picture is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: time-outs that show every stack, the leak check, a small dataset, Hypothesis profiles."""
+"""Fixtures of all tests: time-outs that show every stack, the leak check, a small dataset, Hypothesis profiles."""
 
 from __future__ import annotations
 

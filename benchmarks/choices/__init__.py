@@ -1,1 +1,1 @@
-"""What the library chooses by itself, beside the best choice by hand."""
+"""Choices of the library by itself, beside the best choice by hand."""

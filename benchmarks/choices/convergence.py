@@ -55,7 +55,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Way:
-    """How batches are made: parts of so many batches of seeds, a macro-batch of so many (0: by default); or frozen samples."""
+    """Way to make batches: parts of so many batches of seeds, a macro-batch of so many (0: by default); or frozen samples."""
 
     part: float = 0.0
     macro: float = 0.0

@@ -1,4 +1,4 @@
-"""What Streamed divides memory into by default, beside a grid of divisions by hand: seconds of an epoch, and bytes moved.
+"""Streamed's division of memory by default, beside a grid of divisions by hand: seconds of an epoch, and bytes moved.
 
 Caches, batches ahead, planning, packing and the length of superbatches share one memory; the strategy chooses by what an epoch
 then reads and writes. Here the same epoch of EpochSampler also runs with each cache and length of a grid, in turn, in memories

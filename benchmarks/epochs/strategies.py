@@ -1,4 +1,4 @@
-"""What a change within the library must not slow down: in this tree and, with ``--beside DIR``, in another one, in turn.
+"""Figures that a change within the library must not slow down: in this tree and, with ``--beside DIR``, in another one, in turn.
 
 Figures: seconds of an epoch of R22 by strategy, within a memory control group of 1 GiB; microseconds of ``store[ids]`` of 1, 100
 and 10,000 rows; with ``--large`` seconds of an epoch of 2²⁵ nodes with 64 floats each, streamed in 4 GiB with EpochSampler, and

@@ -1,1 +1,1 @@
-"""What the papers promise; ``python -m benchmarks.papers`` measures their own figures."""
+"""The promises of the papers; ``python -m benchmarks.papers`` measures their own figures."""

@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace, paper: Paper) -> list[str]:
-    """Return what the command line asks for, all that is measured where it names nothing."""
+    """Choose the figures that the command line asks for: all, if it names none."""
     asked = [f"figure {n}" for n in args.figure] + [f"table {n}" for n in args.table]
     for what in asked:
         if what not in paper.shown:

@@ -82,7 +82,7 @@ def sample_child(job: dict[str, Any]) -> dict[str, Any]:
         digest, digests = hashlib.blake2b(digest_size=8), []
         to_file = job.get("writes", True)
         with (
-            closing(order.in_turn(0, stop=n)) as batches,
+            closing(order.windowed(0, stop=n)) as batches,
             SampleWriter(Path(job["folder"]) / "samples", g.num_nodes) if to_file else nullcontext() as writer,
             ThreadPoolExecutor(g.options.threads) as threads,
         ):

@@ -193,7 +193,7 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
     def in_windows(sampler: featstore.EpochSampler, batches: tuple[torch.Tensor, ...]) -> float:
         order = Drawn(sampler, featstore.RandomBatches(seeds, BATCH_SIZE, seed=3)).epoch(0)
         start = time.perf_counter()
-        with closing(order.in_turn(0, stop=len(batches))) as drawn:
+        with closing(order.windowed(0, stop=len(batches))) as drawn:
             n_nodes = sum(len(drawn.sample(number).input_ids) for number in range(len(batches)))
         return n_nodes / (time.perf_counter() - start)
 

@@ -1,4 +1,4 @@
-"""What a row costs as graphs grow: R22, R24, R26 with rows of 256 B, in memory of the same share of their features.
+"""The cost of a row as graphs grow: R22, R24, R26 with rows of 256 B, in memory of the same share of their features.
 
 Figures: seconds of a million rows of each stage of a streamed epoch (sampling, planning, packing, gathering), of each scale
 beside those of the smallest (target: at most 1.5 times); seconds to read the offsets of a dataset, and to cache neighbour lists,
@@ -38,7 +38,7 @@ from benchmarks.tools.r22 import Workload, generate
 
 DIM = 64
 STAGES = ("sample", "plan", "pack", "gather")
-SHARE = 2  # the memory is the features' bytes by this
+MEMORY_FRACTION = 1 / 2  # of the features' bytes
 NEIGHBORS = 8  # of the memory, the neighbour cache takes one in so many
 STREAMED = {"cache": 0.1, "disk": "1x"}  # the disk in proportion to the features: what is free would decide the lengths otherwise
 FANOUTS = [10, 10, 10]
@@ -229,7 +229,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             jobs[scale] = {
                 "dataset": os.fspath(dataset),
                 "drop": [os.fspath(dataset)],
-                "memory": max(args.least_mib << 20, work.num_nodes * DIM * 4 // SHARE),
+                "memory": max(args.least_mib << 20, int(work.num_nodes * DIM * 4 * MEMORY_FRACTION)),
                 "batch_size": args.batch_size,
                 "strategy": STREAMED,
             }

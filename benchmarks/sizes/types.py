@@ -48,7 +48,7 @@ OF = 10_000_000  # papers, for 16 GiB
 MEMORY = 16 << 30
 CREATE_MEMORY = 2 << 30
 LEAST_CREATE_MEMORY = 64 << 20
-LIST_SHARE = 4  # the part of the memory that featstore has for the lists, where rows come from a memory map
+LISTS_FRACTION = 1 / 4  # of the memory, that featstore has for the lists if rows come from a memory map
 # Nodes a paper; IGB-heterogeneous has 269,346,174 papers.
 NODES = {"paper": 1.0, "author": 1.03, "fos": 0.00265, "institute": 0.0001, "journal": 0.00018, "conference": 0.000017}
 # Edges a paper; each but the first in both directions.
@@ -138,7 +138,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         assert np.array_equal(rows[some, :2].numpy(), id_columns(ids[some].numpy())), "a row is another paper's"
         return rows.view(torch.float32)
 
-    memory = job["memory"] // LIST_SHARE if by_map else job["memory"]
+    memory = int(job["memory"] * LISTS_FRACTION) if by_map else job["memory"]
     before = bytes_read_by_kernel()
     begin = time.perf_counter()
     with featstore.open(job["dataset"], memory=memory) as g:

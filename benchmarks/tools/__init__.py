@@ -1,1 +1,1 @@
-"""What benchmarks measure with."""
+"""Tools of the benchmarks."""

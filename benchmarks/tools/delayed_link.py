@@ -37,12 +37,12 @@ class Link:
     addresses: tuple[str, str] = ADDRESSES
 
     def command(self, end: int) -> list[str]:
-        """What to put before a command that is to run at an end."""
+        """Make the words to put before a command that is to run at an end."""
         return ["ip", "netns", "exec", self.names[end]]
 
 
 def why_not() -> str:
-    """Why there can be no link here; "" if there can."""
+    """Tell why there can be no link here; "" if there can."""
     if os.geteuid():
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]

@@ -1,4 +1,4 @@
-"""What every benchmark shares: paired runs, child processes, timed epochs, figures as JSON lines, the kernel's byte counts.
+"""Harness of all benchmarks: paired runs, child processes, timed epochs, figures as JSON lines, the kernel's byte counts.
 
 A figure is one line ``{"name", "value", "unit", "reference", "ratio", "runs", "machine"}``: the median of at least three runs, in
 which both sides took turns in one process, and the median of the ratios of those pairs, because a shared machine drifts more than
@@ -71,7 +71,7 @@ def commit() -> str:
 
 
 def command() -> str:
-    """How this program was called, behind ``python -m benchmarks.``, without what a machine's folders are named."""
+    """Tell how this program was called, behind ``python -m benchmarks.``, without what a machine's folders are named."""
     program, words, skipped = Path(sys.argv[0]), [], False
     name = program.parent.name + ("" if program.stem == "__main__" else f".{program.stem}")
     for word in sys.argv[1:]:
@@ -259,7 +259,7 @@ class Report:
 
     @property
     def n_figures(self) -> int:
-        """How many figures there are so far."""
+        """Count the figures so far."""
         return len(self.lines)
 
     def figure(

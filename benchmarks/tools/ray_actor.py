@@ -39,7 +39,7 @@ Uint8s = npt.NDArray[np.uint8]
 
 
 def why_not() -> str:
-    """Why no actor can be asked here; "" if one can."""
+    """Tell why no actor can be asked here; "" if one can."""
     return "" if importlib.util.find_spec("ray") else "Ray is not installed"
 
 

@@ -146,8 +146,8 @@ class CheckedPolicy:
         if bad >= 0:
             raise PluginError(f"{where}: row {ids[bad]} is planned in slot {self._what_of(int(slots[bad]))}")
         lent.has_begun = True
-        if lent.foreseen:
-            lent.check_foreseen(slots, number, where)
+        if lent.announced:
+            lent.check_announced(slots, number, where)
         in_positions: Int64s = self._integers(changes, "in_positions", where, np.int64)
         n_in = len(in_positions)
         in_rows: Int64s = self._integers(changes, "in_rows", where, np.int64, n_in)
@@ -230,14 +230,14 @@ class _Lent:
     """Horizon as lent to a policy: its arrays are read-only, and its callables note errors that are not the policy's.
 
     ``errors`` has these errors: of disks, of memory, of the end of the epoch. ``has_begun``: a batch has been planned.
-    ``foreseen`` has a digest of the announced misses of each batch.
+    ``announced`` has a digest of the announced misses of each batch.
     """
 
     def __init__(self, horizon: Horizon) -> None:
         self._horizon = horizon
         self.errors: list[BaseException] = []
         self.has_begun = False
-        self.foreseen: list[int] = []
+        self.announced: list[int] = []
         self._last: tuple[int, Ints] = (-1, NO_ROWS)
 
     def horizon(self) -> Horizon:
@@ -257,14 +257,14 @@ class _Lent:
             last = self._last = number, read_only(self._horizon.ids(number))
         return last[1]
 
-    def check_foreseen(self, slots: Int32s, number: int, where: str) -> None:
+    def check_announced(self, slots: Int32s, number: int, where: str) -> None:
         """Raise PluginError if the policy announced other misses than it plans, or not all batches."""
-        if len(self.foreseen) != self._horizon.n_planned:
+        if len(self.announced) != self._horizon.n_planned:
             n = self._horizon.n_planned
-            raise PluginError(f"{where}: the policy foresaw {len(self.foreseen)} of {n} batches before it planned the first")
+            raise PluginError(f"{where}: the policy announced {len(self.announced)} of {n} batches before it planned the first")
         missed = np.empty(len(slots), np.int32)
-        if _digest(missed[: missed_positions(slots, missed)]) != self.foreseen[number]:
-            raise PluginError(f"{where}: the plan misses other rows than the policy foresaw")
+        if _digest(missed[: missed_positions(slots, missed)]) != self.announced[number]:
+            raise PluginError(f"{where}: the plan misses other rows than the policy announced")
 
     @contextmanager
     def _noted(self, kinds: tuple[type[BaseException], ...] = (BaseException,)) -> Iterator[None]:
@@ -283,16 +283,16 @@ class _Lent:
 
     def _announce(self, number: Any, positions: Any) -> None:
         assert self._horizon.announce is not None
-        if _number(number, self._horizon.n_planned) != len(self.foreseen):
-            raise ValueError(f"the policy foresaw batch {number} where batch {len(self.foreseen)} came next")
+        if _number(number, self._horizon.n_planned) != len(self.announced):
+            raise ValueError(f"the policy announced batch {number} where batch {len(self.announced)} came next")
         if self.has_begun:
-            raise ValueError("misses are foreseen before the first batch is planned, or not at all")
+            raise ValueError("misses are announced before the first batch is planned, or not at all")
         array = np.asarray(positions)
         length = int(self._horizon.offsets[number + 1] - self._horizon.offsets[number])
         if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= length)):
             raise ValueError(f"the misses of batch {number} are not positions of its {length} rows")
         missed = np.array(array, np.int32, order="C", subok=False)
-        self.foreseen.append(_digest(missed))
+        self.announced.append(_digest(missed))
         with self._noted():
             self._horizon.announce(int(number), missed)
 

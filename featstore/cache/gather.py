@@ -14,8 +14,9 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.copythreads import CopyThreads
-from featstore.gather.executor import Tally, execute
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.counters import GatherCounts
+from featstore.gather.executor import execute
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 from featstore.gather.sources import MemorySource, RowSource
 
 __all__ = ["Gather"]
@@ -62,7 +63,7 @@ class Gather:
         self,
         rows: Int64s | range,
         out: Uint8s,
-        tally: Tally | None = None,
+        counts: GatherCounts | None = None,
         gap_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
@@ -73,7 +74,7 @@ class Gather:
         rows : int64 array, shape (k,), or range of step 1
             In ``[0, n_rows)``; any order, repeats allowed.
         out : uint8 array, shape (k, row_bytes), C-contiguous
-        tally : Tally, optional
+        counts : GatherCounts, optional
             The counts of this call are added to it.
         gap_bytes : int, optional
             See :meth:`RowSource.gather`.
@@ -91,7 +92,7 @@ class Gather:
             cache, sources = tiers if threads is None else self._copied_by(tiers, threads)
             part: Any = rows[done:] if cache is None else rows[done : done + at_once]
             if cache is None:
-                given = BatchPlan(len(part), (Part(Tier.BASE, part),))
+                given = BatchPlan(len(part), (TierRows(Tier.BASE, part),))
             else:
                 if len(part) > FEWEST_ROWS_AT_ONCE:
                     try:
@@ -104,7 +105,7 @@ class Gather:
                 if isinstance(part, range):
                     part = np.arange(part.start, part.stop, dtype=np.int64)
             try:
-                self._run(cache, sources, given, partial(np.asarray, part), out[done : done + len(part)], tally, gap_bytes, room)
+                self._run(cache, sources, given, partial(np.asarray, part), out[done : done + len(part)], counts, gap_bytes, room)
             except ClosedError:
                 if tiers is self._tiers:
                     raise
@@ -126,7 +127,7 @@ class Gather:
         plan: BatchPlan,
         rows: Callable[[], Int64s],
         out: Uint8s,
-        tally: Tally | None = None,
+        counts: GatherCounts | None = None,
         tiers: Mapping[Tier, RowSource] | None = None,
         threads: int | None = None,
     ) -> None:
@@ -142,7 +143,7 @@ class Gather:
         rows : callable
             Returns the batch's rows, int64 [plan.n_rows]. They are needed for hits in slots that the cache has given back, which
             are read from the source.
-        out, tally, threads
+        out, counts, threads
             As for :meth:`rows`.
         tiers : mapping of Tier to RowSource, optional
             Sources of the plan's tiers besides the cache and the feature's own source.
@@ -152,12 +153,12 @@ class Gather:
         if tiers:
             sources = {**sources, **tiers}
         if cache is None or threads is not None or Tier.PACKED not in sources:
-            self._run(cache, sources, plan, rows, out, tally)
+            self._run(cache, sources, plan, rows, out, counts)
             return
         # Other threads read extents and plans meanwhile; a copying thread that waits for a core delays the whole copy.
         copying, begin = self._beside_extents, time.perf_counter()
         sources[Tier.HOST] = MemorySource(cache.array, copying.now)
-        self._run(cache, sources, plan, rows, out, tally)
+        self._run(cache, sources, plan, rows, out, counts)
         copying.ran(out.nbytes, time.perf_counter() - begin)
 
     @staticmethod
@@ -167,7 +168,7 @@ class Gather:
         given: BatchPlan | None,
         rows: Callable[[], Int64s],
         out: Uint8s,
-        tally: Tally | None,
+        counts: GatherCounts | None,
         gap_bytes: int | None = None,
         room: Any = np.empty,
     ) -> None:
@@ -181,11 +182,11 @@ class Gather:
             try:
                 cache.pin()
                 plan = cache.plan(rows(), room) if given is None else cache.surviving(given, rows)
-                filled = execute(plan, sources, out, _MEMORY, tally)
+                filled = execute(plan, sources, out, _MEMORY, counts)
             finally:
                 cache.unpin(depth)
         if filled < plan.n_rows:
-            execute(plan, sources, out, _OTHERS, tally, gap_bytes)
+            execute(plan, sources, out, _OTHERS, counts, gap_bytes)
         if cache is not None and (given is not None or filled < plan.n_rows or cache.has_failed):
             begin = time.perf_counter()
             if given is None:
@@ -195,12 +196,12 @@ class Gather:
                 changes = plan.changes
             if changes is not None:
                 cache.apply(changes, out)
-                if tally is not None:
-                    tally.update_s += time.perf_counter() - begin
-        if tally is not None:
-            tally.count_plan(plan)
+                if counts is not None:
+                    counts.update_s += time.perf_counter() - begin
+        if counts is not None:
+            counts.count_plan(plan)
             if given is not None and given is not plan:
-                tally.hits_lost += given.count(Tier.HOST) - plan.count(Tier.HOST)
+                counts.hits_lost += given.count(Tier.HOST) - plan.count(Tier.HOST)
 
 
 def _admitted(cache: FeatureCache, plan: BatchPlan, room: Any) -> Changeset | None:

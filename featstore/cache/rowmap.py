@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore._core import cache as _core
 from featstore.gather.buffers import huge_array
-from featstore.gather.plan import Part, Tier
+from featstore.gather.plan import Tier, TierRows
 
 __all__ = ["CLAIM_BYTES", "RowMap"]
 
@@ -84,7 +84,7 @@ class RowMap:
 
     def parts(
         self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty, copied: bool = False
-    ) -> tuple[tuple[Part, ...], Int32s]:
+    ) -> tuple[tuple[TierRows, ...], Int32s]:
         """Make the parts of a batch's plan; return them, and the hits' slots.
 
         With ``copied`` the missed rows are the plan's own copy. The rows read are then the rows admitted, even if the caller
@@ -92,14 +92,14 @@ class RowMap:
         """
         slots, n_hits = self.find(rows, array)
         if n_hits == len(rows):
-            return (Part(Tier.HOST, slots),), slots
+            return (TierRows(Tier.HOST, slots),), slots
         if n_hits:
             positions, slots, miss_positions, missed = self.divide(rows, slots, n_hits, array)
-            return (Part(Tier.HOST, slots, positions), Part(Tier.BASE, missed, miss_positions)), slots
+            return (TierRows(Tier.HOST, slots, positions), TierRows(Tier.BASE, missed, miss_positions)), slots
         if copied:
             rows, given = array(len(rows), np.int64), rows
             rows[:] = given
-        return (Part(Tier.BASE, rows),), slots[:0]
+        return (TierRows(Tier.BASE, rows),), slots[:0]
 
     def assign(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` hold ``rows``."""

@@ -22,7 +22,7 @@ from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.buffers import huge_array, taking_pages
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 
 __all__ = ["FILL_BYTES", "FeatureCache", "RowMap"]
 
@@ -33,7 +33,7 @@ Read = Callable[..., Any]
 
 PLAN_BYTES = 20  # that plan() allocates per row
 FILL_BYTES = 64 << 20  # of one read of fill()
-GIVEN_BACK_DIVISOR = 16  # a cache gives back at least this fraction at a time: giving back passes over its row map
+GIVEN_BACK_FRACTION = 1 / 16  # a cache gives back at least this part at a time: giving back passes over its row map
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
@@ -235,7 +235,7 @@ class FeatureCache:
             with self._lock:
                 self._check_open()
                 self._counts["misses"] += k
-            return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
+            return BatchPlan(k, (TierRows(Tier.BASE, rows),) if k else ())
         if slots is None:
             parts, hits = row_map.parts(rows, array)
         with self._lock:
@@ -451,7 +451,7 @@ class FeatureCache:
                 return 0
             before = self._reservation.n_bytes
             row = self.least_bytes(2, self.row_bytes, 0, self.policy) - self.least_bytes(1, self.row_bytes, 0, self.policy)
-            self._cut(self.capacity - max(-(-n_bytes // row), self.capacity // GIVEN_BACK_DIVISOR))
+            self._cut(self.capacity - max(-(-n_bytes // row), int(self.capacity * GIVEN_BACK_FRACTION)))
             self._reservation.resize(self.nbytes)
             return before - self._reservation.n_bytes
 

@@ -27,7 +27,7 @@ _WRITER_BYTES: Final = 2 << 20  # of rows that are padded at once, and of checks
 
 @dataclass(frozen=True)
 class Place:
-    """What has a field: nodes or edges of one type.
+    """Owner of a field: nodes or edges of one type.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where appended nodes go: types are ranges, so ids, lists and rows behind those of the type move up."""
+"""Insertion of appended nodes: types are ranges, so ids, lists and rows behind those of the type move up."""
 
 from __future__ import annotations
 

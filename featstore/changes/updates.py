@@ -36,7 +36,7 @@ from featstore.storage.writer import FileRecord, Patch, RowFileWriter
 
 __all__ = [
     "MOST_PATCHES",
-    "PATCHED_SHARE",
+    "PATCHED_FRACTION",
     "NewRows",
     "Rows",
     "fields_in",
@@ -52,7 +52,7 @@ Uint8s = npt.NDArray[np.uint8]
 Rows = RowFile | PatchedRows
 
 MOST_PATCHES: Final = 8
-PATCHED_SHARE: Final = 4  # divisor of the blocks: as many may lie in patches
+PATCHED_FRACTION: Final = 1 / 4  # of the blocks, that may lie in patches
 _ROW_BYTES: Final = 32  # of a row of a block beside its own: its number, and those of its place
 _ID_BYTES: Final = 48  # of an id: its number, its place, and what sorting takes
 _KINDS: Final = {"b": 0, "u": 1, "i": 1, "f": 2}  # a list is cast to its own kind, or to a later one
@@ -209,7 +209,7 @@ def patch_rows(
     stem, options = _like(base, memory)
     blocks, patches = distinct(new.ids // unit), list(base.patches)
     lengths = [update.catalog.files[each.blocks].n_rows for each in patches]
-    if PATCHED_SHARE * (sum(lengths) + len(blocks)) > n_blocks:
+    if sum(lengths) + len(blocks) > PATCHED_FRACTION * n_blocks:
         with update.writer(stem, base.layout, **options) as writer:
             overlay.write(writer, _in_steps(range(n_blocks), step), progress)
             found = writer.commit()

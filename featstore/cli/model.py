@@ -22,7 +22,7 @@ KIND = "model"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a :class:`GraphSAGE` is made with, and the features of nodes and edges that it was trained on."""
+    """Sizes of a :class:`GraphSAGE`, and the features of nodes and edges that it was trained on."""
 
     feature: str
     n_in: int
@@ -39,7 +39,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class HeteroSizes:
-    """What a :class:`HeteroSAGE` is made with, and the feature that it was trained on; ``widths`` has 0 for types without it."""
+    """Sizes of a :class:`HeteroSAGE`, and the feature that it was trained on; ``widths`` has 0 for types without it."""
 
     feature: str
     widths: dict[str, int]

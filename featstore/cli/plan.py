@@ -56,7 +56,7 @@ from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.domain import Domain
 from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
-from featstore.strategies.profile import DISK_DIVISOR, profile_batches
+from featstore.strategies.profile import DISK_FRACTION, profile_batches
 from featstore.strategies.superbatchepoch import most_ahead
 from featstore.topology.noderows import NodeRows
 
@@ -238,7 +238,7 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, nodes: Domain, w
     batch = BatchSize(n, n, ROW_BYTES * n, ROW_BYTES * n, n)
     disk, sampled = options.disk, 0
     if disk is not None:  # a loader's samples for the choice are there, too
-        sampled = min(disk // DISK_DIVISOR, profile_batches(n_batches) * SAMPLE_BYTES * n)
+        sampled = min(int(disk * DISK_FRACTION), profile_batches(n_batches) * SAMPLE_BYTES * n)
     batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
     domains = nodes, Domain.of_edges(graph, ())
     chosen = Chosen(misses=workload.misses, profile_bytes=sampled)

@@ -50,7 +50,7 @@ N_LOSSES = 50
 
 @dataclass
 class Epoch:
-    """What one epoch came to: mean loss, accuracy on the seeds of each split (None where there are none), seconds of training."""
+    """Result of an epoch: mean loss, accuracy on the seeds of each split (None where there are none), seconds of training."""
 
     epoch: int
     loss: float

@@ -20,7 +20,7 @@ LEAST_MEMORY = 8 << 20
 
 @dataclass(frozen=True)
 class CreateOptions:
-    """Where a dataset is made, and the options of it that do not depend on what it is made of: checked once, by :meth:`of`."""
+    """Path of a new dataset, and the options that do not depend on its inputs: checked once, by :meth:`of`."""
 
     path: str
     form: Form

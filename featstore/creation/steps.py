@@ -352,7 +352,7 @@ class Steps:
 
 @dataclass
 class Inputs:
-    """What a dataset is made of, so that a later call with the same inputs can go on; or nothing that it could know them by.
+    """Fingerprint of a dataset's inputs, so that a later call with the same inputs can go on; or none.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What is in the way of reading fast on this machine, and what to change: ``featstore.doctor``, and the command of its name."""
+"""Diagnosis of this machine: what is in the way of reading fast, and what to change. ``featstore.doctor``, and its command."""

@@ -1,4 +1,4 @@
-"""What the kernel says and allows: its own files, and rings of reads (io_uring)."""
+"""Facts and limits of the kernel: its own files, and rings of reads (io_uring)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the place of a dataset allows: its file system, direct I/O by a read, free space; and shared memory."""
+"""Facts and limits of a dataset's place: its file system, direct I/O by a read, free space; and shared memory."""
 
 from __future__ import annotations
 

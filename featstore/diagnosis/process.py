@@ -1,4 +1,4 @@
-"""What the process may use: memory, processors, open files."""
+"""Limits of the process: memory, processors, open files."""
 
 from __future__ import annotations
 

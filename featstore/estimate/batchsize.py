@@ -86,7 +86,7 @@ class BatchSize:
         return BatchSize(by, stored, sample, sampling, edges, scratch, rows_of, delivered_of, nodes)
 
     def rows_like(self, n_rows: int, n_nodes: int) -> int:
-        """Return the rows of a batch like this one that has as much of everything as one of these rows and nodes."""
+        """Return ``n_rows``, or, if more, this batch's rows scaled to ``n_nodes`` nodes."""
         return max(n_rows, -(-n_nodes * self.n_rows // self.n_nodes) if self.n_nodes else 0)
 
 

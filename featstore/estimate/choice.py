@@ -19,7 +19,7 @@ from featstore.estimate.cost import Estimate, Machine, Workload, table
 from featstore.estimate.epochmodel import MODEL_BYTES, EpochModel
 from featstore.estimate.misses import MissCurves, Misses
 from featstore.estimate.rowsample import NUMBERED_BYTES, RowSample, numbered
-from featstore.estimate.unseen import distinct_rows, tally, tally_bytes
+from featstore.estimate.unseen import count_accesses, count_bytes, distinct_rows
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
@@ -250,8 +250,8 @@ def _look(
     scale = total / max(1, recorded)
     capacity, device_rows = min(capacity, n), min(device_rows, n)
     chosen_bytes = 0 if not device_rows else trace.n + (0 if on_device is not None else 8 * min(device_rows, trace.n))
-    with budget.reserve("cost model", tally_bytes(trace) * trace.n + chosen_bytes + TALLY_BYTES * trace.longest):
-        counts, rows_of, fresh = tally(trace)
+    with budget.reserve("cost model", count_bytes(trace) * trace.n + chosen_bytes + TALLY_BYTES * trace.longest):
+        counts, rows_of, fresh = count_accesses(trace)
         rows_of[0] -= trace.n - n
         rest, n_device = trace, 0.0
         n_static = static_hits(rows_of, device_rows + capacity, recorded, total)
@@ -263,7 +263,7 @@ def _look(
                 on_device = chosen_mask(counts, device_rows)
             rest = _without(trace, on_device)
             del counts
-            counts, rows_of, fresh = tally(rest)
+            counts, rows_of, fresh = count_accesses(rest)
             rows_of[0] -= trace.n - n
             if is_given:  # these rows were chosen without looking at the batches
                 n_device = scale * (trace.n_accesses - rest.n_accesses)

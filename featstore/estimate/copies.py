@@ -23,7 +23,7 @@ __all__ = ["KEY", "CopySpeed", "copy_speed"]
 KEY = "copy/speed"
 METHOD = 2  # version of the measurement; rates of another version are measured again
 COPY_BYTES, SLICE_BYTES, SLICE_ROWS = 64 << 20, 4 << 20, 1 << 16
-STREAM_DIVISOR = 8  # this fraction of the array is copied in sequence, again and again, beside a batch
+STREAM_FRACTION = 1 / 8  # this part of the array is copied in sequence, again and again, beside a batch
 
 Uint8s = npt.NDArray[np.uint8]
 
@@ -56,7 +56,7 @@ def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, 
 def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
     row_bytes = max(1, row_bytes)
     n = max(16, min(COPY_BYTES, budget.available // 8) // row_bytes)
-    n_out, n_stream = max(4, n // 4), max(1, n // STREAM_DIVISOR)
+    n_out, n_stream = max(4, n // 4), max(1, int(n * STREAM_FRACTION))
     n_slice = max(1, min(n_out // 4, SLICE_BYTES // row_bytes))
     with budget.reserve("measuring copies", (n + 2 * n_out + n_stream) * row_bytes + 24 * n_slice):
         # Huge pages, as caches and pools have; written first, because all untouched pages map to one zero page.

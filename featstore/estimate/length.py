@@ -11,7 +11,7 @@ from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.estimate.misses import ALL_MISSED, Misses
-from featstore.plan.planmemory import PLANNER_DIVISOR, planning_bytes
+from featstore.plan.planmemory import PLANNER_FRACTION, planning_bytes
 from featstore.storage.rundir import free_share
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # longer superbatches are no reason to plan with next positions on disk
 SEVERAL = 2  # an epoch that moves more than this many times the minimum is worth a warning
-FREE_DIVISOR = 2  # the part of the free disk that is used if the user sets no limit
+FREE_FRACTION = 1 / 2  # of the free disk, used if the user sets no limit
 LEAST = 2  # superbatches of an epoch without look-ahead, if one can be made while the other runs
 CHEAP, MOST_CHEAP = 4, 8  # passes are cheap if they read at most 1/CHEAP of the other bytes moved, and are at most MOST_CHEAP
 
@@ -243,10 +243,10 @@ def choose_size(planning: Planning, n_batches: int, n_accesses: int, stored: int
 
     enough = min(most, ENOUGH_BATCHES) if passes is None else most
     size = 1
-    for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
-        size = largest(total // share, False)
+    for fraction in (PLANNER_FRACTION, 2 * PLANNER_FRACTION, 4 * PLANNER_FRACTION):
+        size = largest(int(total * fraction), False)
         if size < enough:
-            size = max(size, min(enough, largest(total // share, True)))
+            size = max(size, min(enough, largest(int(total * fraction), True)))
         if passes is None or size == most or passes.are_few(-(-n_batches // size)):
             break
     return size if passes is None else min(size, _longest(planning, n_batches, passes))
@@ -273,7 +273,7 @@ def what_would_help(
         if _by_disk(planning, stored, n_batches, passes) > 1:
             capacity, total = planning.capacity or 0, planning.memory
             needed = planner_bytes(planning, planning.n, n_batches, n_accesses, best, spilled=True, capacity=capacity)
-            more = f"memory='{at_least(max(PLANNER_DIVISOR * needed, (total + 2 * needed) * 9 // 8))}'"
+            more = f"memory='{at_least(max(int(needed / PLANNER_FRACTION), (total + 2 * needed) * 9 // 8))}'"
         return (
             f"superbatches have 1 of {n_batches} batches: the cache is planned for one at a time, so an epoch may read more rows "
             f"than on demand; {more} would make them longer"
@@ -310,7 +310,7 @@ def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPas
     """Compute the most batches of a superbatch that the disk has room for."""
     disk = planning.disk
     if disk is None:
-        disk = free_share(planning.run_dir, FREE_DIVISOR)
+        disk = free_share(planning.run_dir, FREE_FRACTION)
     if planning.overlap and _epoch_bytes(stored, n_batches, passes) < disk:
         return n_batches
     # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.

@@ -105,9 +105,9 @@ def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> I
     """
     counts, drawn = np.zeros(n, np.int64), Drawn(checked_sampler(sampler, n), batches)
     order = drawn.epoch(epoch)
-    with closing(order.in_turn(0)) as turns:
+    with closing(order.windowed(0)) as windowed:
         for index in range(len(order)):
-            sampled = turns.sample(index)
+            sampled = windowed.sample(index)
             nodes = sampled.nodes.numpy()
             for block in sampled.blocks:
                 # A node that is there several times draws several times.

@@ -28,7 +28,7 @@ KEY = "tables/speed"
 METHOD = 1  # version of the measurement; rates of another version are measured again
 LEAST_NODES, MOST_BITS = 1 << 6, 22  # larger tables are no slower to access
 SPREAD = 2654435761
-MOST_ROWS, BATCH_DIVISOR = 1 << 16, 8  # rows of a batch: at most so many, and at most this fraction of the nodes
+MOST_ROWS, BATCH_FRACTION = 1 << 16, 1 / 8  # rows of a batch: at most so many, and at most this fraction of the nodes
 N_BATCHES = 3  # of each kind
 LEAST_S = 1e-12  # a rate is more than 0
 NODE_BYTES, BATCH_BYTES = 16, 128  # per node: its tiers, its count; per row of a batch: drawn rows, and making a table
@@ -64,7 +64,7 @@ def _nowhere(array: npt.NDArray[Any]) -> None:
 
 
 def _rows(n: int) -> int:
-    return min(MOST_ROWS, n // BATCH_DIVISOR)
+    return min(MOST_ROWS, int(n * BATCH_FRACTION))
 
 
 def _needed(n: int) -> int:

@@ -9,20 +9,20 @@ import numpy.typing as npt
 
 from featstore.plan.trace import Trace
 
-__all__ = ["distinct_rows", "tally", "tally_bytes"]
+__all__ = ["count_accesses", "count_bytes", "distinct_rows"]
 
 Int64s = npt.NDArray[np.int64]
 
 
-def tally_bytes(trace: Trace) -> int:
-    """Return the bytes per row of the counts that :func:`tally` holds."""
+def count_bytes(trace: Trace) -> int:
+    """Return the bytes per row of the counts that :func:`count_accesses` holds."""
     return np.min_scalar_type(len(trace)).itemsize
 
 
-def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, Int64s]:
+def count_accesses(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, Int64s]:
     """Count the batches that request each row, in one pass over the batches.
 
-    Returns the counts, :func:`tally_bytes` a row; the number of rows with each count, int64 [n_batches + 1]; and for each batch
+    Returns the counts, :func:`count_bytes` a row; the number of rows with each count, int64 [n_batches + 1]; and for each batch
     the number of rows that no earlier batch requested.
     """
     counts: npt.NDArray[np.unsignedinteger[Any]] = np.zeros(trace.n, np.min_scalar_type(len(trace)))

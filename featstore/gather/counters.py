@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from featstore.gather.plan import Tier
+from featstore.gather.plan import BatchPlan, Tier
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["BatchCounts", "Overlap", "ReadCounts", "Stopwatch"]
+__all__ = ["BatchCounts", "GatherCounts", "Overlap", "ReadCounts", "Stopwatch"]
 
 
 class Stopwatch:
@@ -74,6 +75,35 @@ class Overlap:
             working = time.perf_counter() - self._since if self._n_working else 0.0
             loading = self._loading_s + working
             return 0.0 if loading <= 0 else min(1.0, max(0.0, 1 - self._waited_s / loading))
+
+
+@dataclass
+class GatherCounts:
+    """Counts of one or more gathers; owned by the caller of the gathers, one thread at a time.
+
+    Parameters
+    ----------
+    rows : dict of Tier to int
+        Rows delivered from each tier.
+    read : ReadStats
+        Cost of the reads, also of gathers that failed afterwards.
+    update_s : float
+        Seconds of choosing the rows that the host cache admits, and of copying them there.
+    hits_lost : int
+        Rows that were planned as hits, but had to be read, since the host cache has given their memory back.
+    """
+
+    rows: dict[Tier, int] = field(default_factory=dict)
+    read: ReadStats = field(default_factory=ReadStats)
+    update_s: float = 0.0
+    hits_lost: int = 0
+
+    def count(self, tier: Tier, n_rows: int) -> None:
+        self.rows[tier] = self.rows.get(tier, 0) + n_rows
+
+    def count_plan(self, plan: BatchPlan) -> None:
+        for part in plan.parts:
+            self.count(Tier.BASE if part.tier == Tier.AHEAD else part.tier, len(part.addresses))
 
 
 class ReadCounts:

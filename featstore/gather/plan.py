@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_CHANGES", "Addresses", "BatchPlan", "Changeset", "DeviceRows", "EdgePlan", "Part", "Tier"]
+__all__ = ["NO_CHANGES", "Addresses", "BatchPlan", "Changeset", "DeviceRows", "EdgePlan", "Tier", "TierRows"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -30,7 +30,7 @@ class Tier(enum.IntEnum):
 
 
 @dataclass(slots=True)  # plans are not changed once made; frozen, each of these would take three times as long to make
-class Part:
+class TierRows:
     """The rows of a batch that one tier holds.
 
     Parameters
@@ -108,7 +108,7 @@ class BatchPlan:
     """
 
     n_rows: int
-    parts: tuple[Part, ...]
+    parts: tuple[TierRows, ...]
     changes: Changeset | None = None
     device: DeviceRows | None = None
 
@@ -117,14 +117,14 @@ class BatchPlan:
 
     def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
         """Turn hits beyond the first ``capacity`` slots into misses; ``rows()`` returns the batch's rows."""
-        parts: list[Part] = []
+        parts: list[TierRows] = []
         for part in self.parts:
             slots = np.asarray(part.addresses)
             if part.tier == Tier.HOST and not (left := slots < capacity).all():
                 positions = np.arange(self.n_rows) if part.positions is None else part.positions
                 lost = positions[~left]
-                parts.append(Part(Tier.BASE, rows()[lost], lost))
-                part = Part(Tier.HOST, slots[left], positions[left])
+                parts.append(TierRows(Tier.BASE, rows()[lost], lost))
+                part = TierRows(Tier.HOST, slots[left], positions[left])
             parts.append(part)
         return replace(self, parts=tuple(parts))
 
@@ -133,7 +133,7 @@ class BatchPlan:
         missed = self.count(Tier.BASE)
         if missed != n_rows:
             raise ValueError(f"{n_rows} rows were read ahead for a plan that misses {missed}")
-        moved = (Part(Tier.AHEAD, range(n_rows), part.positions) if part.tier == Tier.BASE else part for part in self.parts)
+        moved = (TierRows(Tier.AHEAD, range(n_rows), part.positions) if part.tier == Tier.BASE else part for part in self.parts)
         return replace(self, parts=tuple(moved))
 
 

@@ -17,7 +17,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, size_class
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.sources import RowSource, SourceRange
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
 from featstore.storage.rowfile import RowFile
@@ -30,7 +30,7 @@ Read = Callable[[int, int, Uint8s], object]  # the first row, the number of rows
 PIECE_BYTES: Final = 8 << 20  # of the rows that are copied out of the stream at once
 LEAST_BYTES: Final = 256 << 10  # of a piece; the pool does not count much smaller ones
 HELD: Final = 3  # pieces in memory: the one that the loop still has, the one that it gets, the one that is being filled
-SHARES: Final = 2 * (HELD + 1)  # a piece, as the stream, takes one of so many parts of the free memory at most
+FRACTION: Final = 1 / (2 * (HELD + 1))  # of the free memory, that a piece takes at most, and the stream, too
 PAGES: Final = 256  # copied at once where rows do not follow each other in the pages
 
 
@@ -44,7 +44,7 @@ def row_blocks(
     """
     unit, first = rows or 1, 0
     least = unit * max(1, min(PIECE_BYTES, LEAST_BYTES) // (unit * source.row_bytes))
-    n = max(least, min(PIECE_BYTES, _free(pool.budget) // SHARES) // source.row_bytes // unit * unit)
+    n = max(least, min(PIECE_BYTES, int(_free(pool.budget) * FRACTION)) // source.row_bytes // unit * unit)
     if rows is None and n > PAGE_BYTES:
         n -= n % PAGE_BYTES  # so many rows begin with a page, whatever their width
     while first < source.n_rows:
@@ -91,7 +91,7 @@ def _pieces(
 
     try:
         with _reading(source, pool.budget, first, n, HELD * piece_bytes) as read:
-            for _ in read_ahead(read, places()):
+            for _ in double_buffer(read, places()):
                 yield tensors.popleft()
     except BudgetError as error:
         raise BudgetError(error.reason, (error.needed or 0) + max(0, HELD - 1 - n_made) * piece_bytes) from None
@@ -113,10 +113,10 @@ def _reading(source: RowSource, budget: Budget, first: int, n: int, held_bytes: 
         return
     begins = np.arange(first, source.n_rows, n, dtype=np.int64)
     runs = _pages(file.layout, at + begins, at + np.minimum(begins + n, source.n_rows))
-    share = _free(budget) // SHARES
-    spare = _free(budget) - held_bytes
-    scratch_bytes = max(PAGE_BYTES, file.layout.group_bytes, min(PAGES * PAGE_BYTES, share, spare // 4))
-    window = max(least_window(), min(MOST_WINDOW_BYTES, share, (spare - scratch_bytes) // 2))
+    most = int(_free(budget) * FRACTION)
+    left = _free(budget) - held_bytes
+    scratch_bytes = max(PAGE_BYTES, file.layout.group_bytes, min(PAGES * PAGE_BYTES, most, left // 4))
+    window = max(least_window(), min(MOST_WINDOW_BYTES, most, (left - scratch_bytes) // 2))
     with budget.reserve("reader buffers", window + scratch_bytes):
         pid = os.getpid()
         stream = file.stream(runs, window)

@@ -134,7 +134,7 @@ def _is_whole(item: Any, axis: int, shape: Sequence[int]) -> bool:
 
 
 def _split(index: tuple[Any, ...], shape: Sequence[int]) -> tuple[int, list[Any]]:
-    """Count the new axes before the rows, and list the parts of the index from that of the rows on; masks become positions."""
+    """Return the number of new axes before the rows, and the parts of the index from the rows' part on, masks as positions."""
     parts = [_part(item) for item in index]
     if sum(part is Ellipsis for part in parts) > 1:
         raise IndexError("an index has one ellipsis (...) at the most")
@@ -172,7 +172,7 @@ def _is_mask(part: Any) -> bool:
 
 
 def _by_axis(items: Sequence[Any], n_axes: int) -> Iterator[tuple[int, Any]]:
-    """Yield the parts behind that of the rows, each with the axis that it begins at."""
+    """Yield the parts that follow the rows' part, each with the axis at which it begins."""
     axis = 1
     left = n_axes - 1 - sum(item is not None and item is not Ellipsis for item in items)
     for item in items:
@@ -194,7 +194,7 @@ def _checked(items: Sequence[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _is_parted(items: Sequence[Any]) -> bool:
-    """Whether others lie between arrays and integers: the axes of the arrays then come first in the result."""
+    """Whether slices or new axes separate arrays and integers: the axes of the arrays then come first in the result."""
     places = [n for n, item in enumerate(items) if isinstance(item, (int, np.ndarray))]
     return places[-1] - places[0] >= len(places)
 
@@ -242,7 +242,7 @@ def _of_slice(before: int, items: list[Any], shape: Sequence[int]) -> Selection:
 
 
 def _of_arrays(before: int, items: list[Any], shape: Sequence[int]) -> Selection:
-    """Select from rows that arrays name, each together with the positions that arrays have on other axes."""
+    """Make the selection of an index with an array of rows; arrays on other axes are broadcast with it, as in NumPy."""
     lead, others = _broadcast_shape(items), items[1:]
     ids = check_rows(np.asarray(items[0]).reshape(-1), shape[0]).reshape(np.shape(items[0]))
     has_others = any(isinstance(item, np.ndarray) for item in others)

@@ -76,7 +76,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class View:
-    """What makes a part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
+    """A part of an open dataset: the dataset, the part, and how often each node is in the part's lists."""
 
     whole: OutOfCoreGraph
     part: Part

@@ -23,7 +23,7 @@ from featstore.config import check_at_least, no_attribute
 from featstore.display import Display, ShownAsTables, Stats
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, as_bytes
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.rowblocks import row_blocks
 from featstore.gather.rowindex import as_index_array, resolve_rows
@@ -394,25 +394,25 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         ids: torch.Tensor,
         plan: BatchPlan | None = None,
         tiers: Mapping[Tier, RowSource] | None = None,
-        tally: Tally | None = None,
+        counts: GatherCounts | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
         """Gather the rows of a batch; loaders call this. After a BudgetError the same call may be repeated.
 
         ``plan`` names the place of each row, see :meth:`~featstore.cache.gather.Gather.planned`; without a plan the places are
         looked up now. Rows that the plan leaves to a device are not in the result. ``tiers`` are the plan's tiers other than the
-        cache and the feature's own rows. ``tally`` counts this call alone. ``threads`` is the number of threads that copy cached
-        rows, by default the graph's.
+        cache and the feature's own rows. The counts of this call are added to ``counts``. ``threads`` threads copy
+        cached rows, by default the graph's number.
         """
         if plan is None:
-            return self._read(*resolve_rows(ids, self.shape), tally=tally, threads=threads)
+            return self._read(*resolve_rows(ids, self.shape), counts=counts, threads=threads)
 
         def rows_of() -> npt.NDArray[np.int64]:
             mine = ids if plan.device is None else ids[torch.from_numpy(plan.device.others)]
             return np.asarray(resolve_rows(mine, self.shape)[0])
 
         out, memory = self._pool.rows(plan.n_rows, self.row_bytes, (plan.n_rows, *self._row_shape), self.dtype)
-        self._gather.planned(plan, rows_of, memory, tally, tiers, threads)
+        self._gather.planned(plan, rows_of, memory, counts, tiers, threads)
         return out
 
     @contextmanager
@@ -434,13 +434,13 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         rows: npt.NDArray[np.int64] | range,
         lead: tuple[int, ...] | None,
         gap_bytes: int | None = None,
-        tally: Tally | None = None,
+        counts: GatherCounts | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
         """Read rows into pooled memory of shape (*lead, *row_shape), or (*row_shape) for a single row (``lead`` is None)."""
         shape = self._row_shape if lead is None else (*lead, *self._row_shape)
         out, memory = self._pool.rows(len(rows), self.row_bytes, shape, self.dtype)
-        self._gather.rows(rows, memory, tally, gap_bytes, threads)
+        self._gather.rows(rows, memory, counts, gap_bytes, threads)
         return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor, huge_array
 from featstore.gather.patchedrows import PatchedRows
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.rowfile import RowFile
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.liststream import stream_bytes
@@ -38,12 +38,12 @@ OPS: Final = ("mean", "sum", "gcn")
 MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once
 MOST_LISTS: Final = 4 << 20  # bytes of two blocks of lists as they are read, see stream_bytes
 LEAST_LISTS: Final = 16 << 10
-LISTS_DIVISOR: Final = 32  # the two blocks of lists get this part of the memory
+LISTS_FRACTION: Final = 1 / 32  # of the memory, for the two blocks of lists
 _LEAST_IDS: Final = 1 << 10  # of a list that is summed in stretches
 _NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, and arrays for cutting blocks
 _FOUND_BYTES: Final = 64  # of a node whose list is being read: its number, offset and degree, and scratch
-RUN_SHARES: Final = (16, 32, 64)  # divisors of the memory to choose from, for each of two runs of rows
-SHORT_RUNS: Final = 256  # estimated time of a pass: 1 + share / SHORT_RUNS, as each run of rows moves the sums once more
+RUN_DIVISORS: Final = (16, 32, 64)  # each of two runs of rows gets the memory divided by one of these
+SHORT_RUNS: Final = 256  # estimated time of a pass: 1 + divisor / SHORT_RUNS, as each run of rows moves the sums once more
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 
@@ -148,16 +148,16 @@ class Passes:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
-        self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_DIVISOR))
+        self._lists = min(MOST_LISTS, max(LEAST_LISTS, int(memory * LISTS_FRACTION)))
         total = edges.n_lists * self._node_bytes + edges.n_edges * edges.id_bytes
         least_cost = math.inf
-        for share in RUN_SHARES:
-            run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // share))
+        for divisor in RUN_DIVISORS:
+            run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // divisor))
             run_rows = max(1, min(n, run_bytes // per_row))
             of_blocks = memory - run_rows * per_row - _reading_bytes(self._lists)
             if of_blocks < least_block:
                 continue
-            cost = -(-total // of_blocks) * (SHORT_RUNS + share)
+            cost = -(-total // of_blocks) * (SHORT_RUNS + divisor)
             if cost < least_cost:
                 least_cost, self._run_rows, self._of_blocks = cost, run_rows, of_blocks
         if least_cost == math.inf:
@@ -172,7 +172,7 @@ class Passes:
             self._most_nodes = max((stop - begin for begin, stop, _ in self._blocks), default=0)
             self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
             self._n_runs = -(-n // self._run_rows)
-            self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
+            self._halves = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
             self._wide = empty_tensor((self._run_rows * rows.width if self._converts else 0,), summed_dtype(rows.dtype))
             self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
             if is_gcn:
@@ -328,10 +328,10 @@ class Passes:
         bounds = self._bounds(ends)
         is_wanted = np.flatnonzero(wanted)
         n_rows, step, at = self._edges.n_sources, self._run_rows, rows.first
-        runs = ((at + int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
+        runs = ((at + int(k) * step, self._halves[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
         self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
         asked = time.perf_counter()
-        for first_of_file, found in read_ahead(rows.file.read, runs):
+        for first_of_file, found in double_buffer(rows.file.read, runs):
             begin, first = time.perf_counter(), first_of_file - at
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]

@@ -20,7 +20,7 @@ from featstore.storage.catalog import BLOCKS, EDGE, Catalog, FieldRecord, read_c
 from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
-from featstore.storage.pagedsums import share_of, table_bytes
+from featstore.storage.pagedsums import divisor_for, table_bytes
 from featstore.storage.reader import SCRATCH_STEP, Reader, least_queue_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
@@ -113,10 +113,10 @@ def check_memory(path: str, files: Collection[FileRecord], options: Options) -> 
     n_blocks = {file.name: file.n_rows for file in files if file.kind == BLOCKS}
     lengths = {file: [n_blocks[each.blocks] for each in file.patches] for file in files if file.patches}
     patched = sum(patch_table_bytes(file.layout, file.total_rows, each) for file, each in lengths.items())
-    share = share_of(file.n_sums_bytes for file in files)
+    divisor = divisor_for(file.n_sums_bytes for file in files)
 
     def needed(total: int) -> int:
-        tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total, share) for file in files]
+        tables = [table_bytes(file.n_sums_bytes, file.layout.row_bytes, total, divisor) for file in files]
         if options.verify == "open":  # one table at a time, beside a buffer of one row or scratch for sorting
             rows = [max(file.layout.row_bytes, 16 * SCRATCH_STEP) for file in files]
             tables = [max(map(sum, zip(tables, rows, strict=True)), default=0)]

@@ -33,7 +33,7 @@ _SHOWN = 3  # unknown names that an error lists
 
 @dataclass(frozen=True)
 class IdMapFiles:
-    """What a catalog says of the map of a type: its kind, the number of names, and its files by role."""
+    """The map of a type as a catalog records it: its kind, the number of names, and its files by role."""
 
     kind: str
     n: int

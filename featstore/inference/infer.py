@@ -26,7 +26,7 @@ from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
 from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of, training_module
 from featstore.inference.output import LayerCosts, Output
 from featstore.ranks import Meeting
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.topology.types import ONE_EDGE, ONE_NODE, NodeType, qualified
 
 __all__ = ["Run", "infer", "run_layers"]
@@ -482,9 +482,9 @@ class Run:
             yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
             return
         source = own[0]
-        turns = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
-        blocks = ((source.first + low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
-        for at, found in read_ahead(source.file.read, blocks):
+        buffers = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
+        blocks = ((source.first + low, buffers[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
+        for at, found in double_buffer(source.file.read, blocks):
             low = at - source.first
             yield low, low + len(found), self._as_given(found, own)
 

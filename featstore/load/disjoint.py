@@ -46,7 +46,7 @@ def places_of(rows: NodeRows, sampled: SampledBatch, copies: NodeCopies, pool: B
 
 
 class Places(NamedTuple):
-    """Where delivered rows are among the gathered ones: row ``k`` at ``at[k]``. ``out``: their memory on the CPU."""
+    """Places of delivered rows among the gathered ones: row ``k`` at ``at[k]``. ``out``: their memory on the CPU."""
 
     at: torch.Tensor
     out: torch.Tensor | None

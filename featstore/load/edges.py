@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.gather.buffers import BufferPool
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
 from featstore.load.disjoint import Places
@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def gather_edges(
-    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally, by: EdgePlan | Int64s
+    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, counts: GatherCounts, by: EdgePlan | Int64s
 ) -> tuple[torch.Tensor, ...]:
     """Gather the rows of each block's edges, in the order of the edges.
 
@@ -31,7 +31,7 @@ def gather_edges(
     blocks : tuple of Block
     pool : BufferPool
         Memory for the rows of all edges, if a plan gathers those of distinct edges alone.
-    tally : Tally
+    counts : GatherCounts
         Counts the reads.
     by : EdgePlan or int64 array
         The plan; or the edge ids, of :func:`~featstore.sampling.edgenumbers.edge_numbers`: the store then makes a
@@ -49,12 +49,12 @@ def gather_edges(
     if not blocks:
         return ()
     if not isinstance(by, EdgePlan):
-        rows = store.gather(torch.from_numpy(by), tally=tally)
+        rows = store.gather(torch.from_numpy(by), counts=counts)
     elif not len(by.places):
-        rows = store.gather(torch.from_numpy(by.ids), by.plan, tally=tally)
+        rows = store.gather(torch.from_numpy(by.ids), by.plan, counts=counts)
     else:
         room = pool.tensor((len(by.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
-        rows = Places(torch.from_numpy(by.places), room).of(store.gather(torch.from_numpy(by.ids), by.plan, tally=tally))
+        rows = Places(torch.from_numpy(by.places), room).of(store.gather(torch.from_numpy(by.ids), by.plan, counts=counts))
     sizes = [len(block.src) for block in blocks]
     if not isinstance(by, EdgePlan) and are_one_array(blocks):
         return tuple(rows[:size] for size in sizes)

@@ -31,7 +31,7 @@ _ELSEWHERE: Final = {
 
 
 class LoadedBatch(ShownAsTables, ABC):
-    """What batches of one type of nodes and of several have in common: labels of their seeds, and tensors that move together."""
+    """Base of batches of one type of nodes and of several: labels of their seeds, and tensors that move together."""
 
     labels: dict[str, torch.Tensor]
     history: BatchHistory | Any

@@ -1,4 +1,4 @@
-"""What loaders and batches show: a loader's statistics with advice on them, tables in a REPL, and a picture."""
+"""Reports of loaders and batches: a loader's statistics with advice on them, tables in a REPL, and a picture."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class HistorySplit:
         self.is_done = False
 
     def divide(
-        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
+        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, serial: bool = False
     ) -> None:
         """Sample an epoch, choose the nodes, and take their memory; does nothing the second time.
 
@@ -80,8 +80,8 @@ class HistorySplit:
             Size of the features' caches. Caches of a given size keep it, and embeddings get as much of the rest as is of use.
         policy : Policy
             The policy of these caches.
-        in_turn : bool
-            Neighbour lists use the caches' memory in turn, while batches are sampled.
+        serial : bool
+            Sampling and training take turns: neighbour lists have the caches' memory while batches are sampled.
         """
         if self.is_done:
             return
@@ -90,7 +90,7 @@ class HistorySplit:
         assert isinstance(graph, OutOfCoreGraph)  # a history goes with a sampler
         with context.watch.time("split"):
             try:
-                nodes, found = self._choose(context, memory, cache, policy, in_turn=in_turn)
+                nodes, found = self._choose(context, memory, cache, policy, serial=serial)
                 graph.pool.trim()
                 self._history.keep(nodes, graph, context.device, found.to_dict())
             except BudgetError as error:
@@ -99,7 +99,7 @@ class HistorySplit:
                 self._history.keep(EMPTY, graph, context.device, {"alpha": 0.0, "nodes": 0, "why": why})
 
     def _choose(
-        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
+        self, context: Context, memory: Memory, cache: int | float | str | None, policy: Policy, *, serial: bool
     ) -> tuple[Int64s, Split]:
         graph, n = context.graph, context.graph.num_nodes
         assert isinstance(graph, OutOfCoreGraph)
@@ -125,7 +125,7 @@ class HistorySplit:
                 counted.rows[:] = 0  # no rows are read
             features = _nothing if not is_auto else _saved_by_rows(context, counted, trace, policy, room)
             # Lists use the caches' memory in turn only if there are caches, and the graph has no neighbour cache of its own.
-            has_lists = in_turn and cache is not None and bool(context.features) and graph.neighbor_cache is None
+            has_lists = serial and cache is not None and bool(context.features) and graph.neighbor_cache is None
             more = _more_while_sampling(memory, room, held.n_bytes)
             lists = _saved_by_lists(graph, counted, beta, more, alone=not is_auto) if has_lists else _nothing
             scores = counted.embeddings(beta)

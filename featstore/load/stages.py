@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.counters import Overlap
+from featstore.gather.counters import GatherCounts, Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
-from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan, Tier
 from featstore.load.disjoint import Places, batch_nodes, places_of, room_for
 from featstore.load.edges import gather_edges
@@ -194,7 +193,7 @@ class Stages:
 
     def _assemble(self, run: EpochRun, position: int, batch: Batch) -> Assembled:
         """Assemble the host's part of a batch: the whole batch, if there is no stage after it."""
-        sampled, tally = batch.sampled, batch.tally
+        sampled, counts = batch.sampled, batch.counts
         n_rows = self.memory.rows_like(sampled)
         try:
             self._gather_edges(batch)
@@ -208,7 +207,7 @@ class Stages:
             self.memory.saw(n_rows, sampled.nbytes)
             raise self._too_small(position, error, n_rows) from None
         self.memory.saw(n_rows, sampled.nbytes)
-        self._context.counts.add(sum(tally.rows.values()), tally.rows, tally.hits_lost)
+        self._context.counts.add(sum(counts.rows.values()), counts.rows, counts.hits_lost)
         return Assembled(made, batch.apart, places)
 
     def _made(
@@ -255,17 +254,17 @@ class Stages:
 
     def _gather_features(self, run: EpochRun, batch: Batch) -> None:
         """Gather the features that the batch still lacks; count the seconds and reads, also of a gather that fails."""
-        begin, tally = time.perf_counter(), batch.tally
+        begin, counts = time.perf_counter(), batch.counts
         try:
             for name in self._context.features:
                 if name not in batch.features:
                     batch.features[name] = self._gather(run, name, batch)
         finally:
-            self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
-            if tally.update_s:
-                self.watch.add("update", tally.update_s)
-            self._context.nodes.reads.add(tally.read)
-            tally.read, tally.update_s = ReadStats(), 0.0
+            self.watch.add("gather", time.perf_counter() - begin - counts.update_s)
+            if counts.update_s:
+                self.watch.add("update", counts.update_s)
+            self._context.nodes.reads.add(counts.read)
+            counts.read, counts.update_s = ReadStats(), 0.0
 
     def _gather_edges(self, batch: Batch) -> None:
         """Gather the edge features that the batch still lacks, each for all blocks at once."""
@@ -273,7 +272,7 @@ class Stages:
         of_types: dict[EdgeKey | None, tuple[Block, ...]] = {None: batch.sampled.blocks}
         for name, store in context.edges.stores.items():
             if name not in batch.edge_features:
-                tally, kind = Tally(), None if types is None else edge_type_of(types, name).key
+                counts, kind = GatherCounts(), None if types is None else edge_type_of(types, name).key
                 if types is not None and kind not in of_types:  # the blocks of the type alone, and the numbers within it
                     of_types[kind] = blocks_of(types, name, batch.sampled.blocks)
                 blocks = of_types[kind]
@@ -284,28 +283,28 @@ class Stages:
                             if kind not in batch.edge_numbers:
                                 batch.edge_numbers[kind] = edge_numbers(blocks, len(store), self._g.pool.array)
                             by = batch.edge_numbers[kind]
-                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, by)
+                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, counts, by)
                 finally:
-                    context.edges.reads.add(tally.read)
+                    context.edges.reads.add(counts.read)
         batch.edge_plans, batch.edge_numbers = {}, {}  # frees their memory for the features
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:
         """Gather the rows of a feature that the host assembles; the batch gets the device's part of the feature."""
-        tally = batch.tally
+        counts = batch.counts
         plan, tiers = run.plan(name, batch)
         # The rows of the batch that the device holds: from the plan, or, without a plan, from the split.
         of = self._context.nodes.rows_of(name)
         split = batch.split.get(of) if plan is None else None
         part = plan.device if plan is not None else None if split is None else split[0]
-        array, before = None if part is None else self._device_array(name), tally.read.waited_s
+        array, before = None if part is None else self._device_array(name), counts.read.waited_s
         whole = None if part is None or array is None else array.memory_for(part)  # before the plan runs: it runs once
         ids = torch.from_numpy(batch.rows_of(of, self._g.pool)) if split is None else split[1]
-        rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
+        rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, counts, **self._copying)
         if Tier.PACKED in tiers:
-            self.watch.add("read", tally.read.waited_s - before)
+            self.watch.add("read", counts.read.waited_s - before)
         if part is not None and array is not None:
             batch.apart[name] = Apart(array, part, rows, whole)
-            tally.count(Tier.DEVICE, len(part.slots))
+            counts.count(Tier.DEVICE, len(part.slots))
         return rows
 
     def _device_array(self, name: str) -> DeviceArray:

@@ -1,4 +1,4 @@
-"""How far training is: the epoch and the batch that come next, saved and restored by all ranks alike."""
+"""Progress of training: the epoch and the batch that come next, saved and restored by all ranks alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Position:
 
 
 class TrainingState:
-    """Where a loader's next epoch begins, and how far the one that was begun last has come.
+    """The beginning of a loader's next epoch, and the progress of the one that was begun last.
 
     Parameters
     ----------

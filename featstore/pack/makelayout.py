@@ -47,7 +47,7 @@ from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 __all__ = ["BEGUN", "layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
-PIECE_DIVISOR = 32  # a piece may take this fraction of the free memory
+PIECE_FRACTION = 1 / 32  # of the free memory, that a piece may take
 PATIENCE_S = 1.0  # of waiting for another process before a note says so
 BEGUN = "begun"  # the record of a layout's samples and features, written when its tables are complete
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
@@ -275,7 +275,7 @@ def _check_drive(job: _Job, tables: TierTables) -> None:
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
     """Compute the sizes of a layout's tables, for features with rows of ``widths`` bytes, within the free memory of a budget."""
-    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_DIVISOR))
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, int(budget.available * PIECE_FRACTION)))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 
     def n_bytes(n_device: int, n_host: int, stored: Stored) -> int:
@@ -286,8 +286,8 @@ def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) 
         records = RECORD_BYTES * (2 + len(maps)) + max(extents.progress_bytes for extents in maps)
         return records + sum(extents.disk_bytes for extents in maps)
 
-    together = options.superbatch, options.restart
-    return Sizes(options.device_rows, options.capacity, *together, sum(widths), n_bytes, group_rows)
+    lengths = options.superbatch, options.restart
+    return Sizes(options.device_rows, options.capacity, *lengths, sum(widths), n_bytes, group_rows)
 
 
 def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:

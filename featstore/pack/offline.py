@@ -31,7 +31,7 @@ from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, refuse_repeats, run_length_of
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
-from featstore.sampling.macrolists import DIVISOR, macro_lists
+from featstore.sampling.macrolists import FRACTION, macro_lists
 from featstore.sampling.partbatches import check_parts_of_ranks
 from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.builddir import BuildDirectory
@@ -280,10 +280,10 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
     drawn = Drawn(checked, batcher, lists)
     try:
         if lists is not None:
-            lists.use(min(lists.useful_bytes, g.budget.available // DIVISOR))
+            lists.use(min(lists.useful_bytes, int(g.budget.available * FRACTION)))
         with lists_kept(g, drawn, epochs, at_once):
             for epoch in range(epochs):
-                with contextlib.closing(drawn.epoch(epoch).in_turn(0)) as order:
+                with contextlib.closing(drawn.epoch(epoch).windowed(0)) as order:
                     yield from in_order(order.sample, len(order), at_once, g.pool)
     finally:
         drawn.close()

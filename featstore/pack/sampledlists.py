@@ -65,7 +65,7 @@ def lists_kept(g: OutOfCoreGraph, drawn: Drawn, epochs: int, at_once: int) -> It
     if needless or drawn.lists is not None or not isinstance(sampler, HopSampler):
         yield
         return
-    with closing(drawn.epoch(0).in_turn(0)) as order:
+    with closing(drawn.epoch(0).windowed(0)) as order:
         sampled = order.sample(0)
     n_lists = epochs * len(drawn) * sum(block.n_dst for block in sampled.blocks)
     beside = _SAMPLING * (at_once + 2) * sample_bytes(sampled, g.num_nodes)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from featstore.cache.planned import NO_ROWS
 from featstore.errors import CorruptionError
-from featstore.gather.plan import BatchPlan, DeviceRows, Part, Tier
+from featstore.gather.plan import BatchPlan, DeviceRows, Tier, TierRows
 from featstore.pack.record import RowNeeds
 from featstore.plan.planfile import PlanFile
 from featstore.storage.sections import SectionFile
@@ -209,8 +209,8 @@ class TierTables:
             assert others.positions is not None
             parts = (
                 *parts[:-1],
-                Part(Tier.DISK_CACHE, addresses, others.positions[k:]),
-                Part(Tier.PACKED, others.addresses[:k], others.positions[:k]),
+                TierRows(Tier.DISK_CACHE, addresses, others.positions[k:]),
+                TierRows(Tier.PACKED, others.addresses[:k], others.positions[:k]),
             )
         return BatchPlan(plan.n_rows, parts, plan.changes, device)
 

@@ -442,7 +442,7 @@ class _PartRows(_Rows):
 
 
 class _OutDegrees(_Rows):
-    """How often each node is in the lists that are written, counted for as many nodes at once as memory takes."""
+    """Number of times that each node is in the lists that are written, counted for as many nodes at once as memory takes."""
 
     def __init__(self, n: int, lists: FileRecord, chunk_bytes: int, directory: str, memory: int) -> None:
         super().__init__("int64", (n,))

@@ -36,7 +36,7 @@ _ID_BYTES: Final = 24  # beside a list's id: of those that are sorted to find th
 _LEAST_IDS: Final = 1 << 16
 _MOST_PATHS: Final = 1e30  # of a count, so that sums of counts stay finite
 _MOST_VISITS: Final = 1 << 62  # numbers of the core
-_MEMORY_DIVISOR: Final = 2  # lists, or paths, take this part of the available memory at most
+_MEMORY_FRACTION: Final = 1 / 2  # of the available memory, that lists, or paths, take at most
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -132,7 +132,7 @@ class _Lists:
         held.resize(5 * n + stream_bytes(_READ_BYTES) + 2 * _PIECE_BYTES)
         self.slot = np.full(n, -1, np.int32)
         self._seen = np.zeros(n, np.bool_)
-        room = budget.available // _MEMORY_DIVISOR
+        room = int(budget.available * _MEMORY_FRACTION)
         self._make(min(n, room // 32), max(_LEAST_IDS, min(topology.num_edges, room // 2 // each)))
 
     def _make(self, n_lists: int, n_ids: int) -> None:
@@ -235,7 +235,7 @@ def _put_by_paths(
     n, stride = topology.num_nodes, -(-n_parts // 8)
     chunk = -(-len(order) // REFRESHES)
     with budget.reserve(HOLDER, 2 * n * stride + 8 * n + 4 * chunk * n_parts) as held:
-        more_bytes = budget.available // _MEMORY_DIVISOR - 8 * n
+        more_bytes = int(budget.available * _MEMORY_FRACTION) - 8 * n
         width = min(n_parts, 1 + max(0, more_bytes) // max(1, 8 * n))
         held.resize(held.n_bytes + 8 * n * (width - 1))
         fresh, brought = np.zeros((n, stride), np.uint8), np.empty((n, stride), np.uint8)

@@ -16,7 +16,7 @@ from featstore.cache.planned import NO_ROWS, Horizon, PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.plan.planfile import write_bytes, write_plan
-from featstore.plan.planmemory import PLANNER_DIVISOR, Spill, planning_bytes
+from featstore.plan.planmemory import PLANNER_FRACTION, Spill, planning_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -187,7 +187,7 @@ class CachePlanner:
         self.pool.trim()
         # No cache on loan is taken back for this: reading its rows again would cost more than spilling.
         fits = whole - memory.n_bytes <= min(memory.budget.available, self._room())
-        if fits and needed(0) <= memory.budget.total // PLANNER_DIVISOR:
+        if fits and needed(0) <= int(memory.budget.total * PLANNER_FRACTION):
             with suppress(BudgetError):
                 memory.resize(whole)
                 return False

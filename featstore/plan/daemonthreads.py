@@ -15,8 +15,8 @@ __all__ = ["DaemonThreads"]
 class DaemonThreads(Executor):
     """An executor whose threads do not keep the interpreter from ending.
 
-    The interpreter joins the threads of a ``ThreadPoolExecutor`` before it ends any epoch. A script that fails in the middle of
-    one would then hang, where a task waits for memory that the loop has.
+    At exit the interpreter joins the threads of a ``ThreadPoolExecutor`` before it ends any epoch. So a script that fails in an
+    epoch would hang if a task waits for memory that the loop holds.
 
     Parameters
     ----------

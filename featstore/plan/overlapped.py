@@ -108,7 +108,7 @@ class OverlappedPacking:
         self._ids, self._missed, self._pack, self._may_begin, self._check = ids, missed, pack, may_begin, check
         self._rows = MissedRows(self._read_back, most_held)
         self._n_missed: Int64s = np.zeros(n, np.int64)
-        self._n_foreseen = 0
+        self._n_announced = 0
         self._is_planned = threading.Event()
         self._stopped = False
         self._pending: deque[Future[None]] = deque()
@@ -120,13 +120,13 @@ class OverlappedPacking:
 
         PluginError: the policy announced another batch than the next.
         """
-        if batch != self._n_foreseen or batch >= len(self._n_missed):
-            raise PluginError(f"a policy foresaw batch {batch} where {self._n_foreseen} of {len(self._n_missed)} came next")
-        self._n_foreseen += 1
+        if batch != self._n_announced or batch >= len(self._n_missed):
+            raise PluginError(f"a policy announced batch {batch} where {self._n_announced} of {len(self._n_missed)} came next")
+        self._n_announced += 1
         self._n_missed[batch] = len(positions)
         self._settle(MOST_PENDING)
         self._pending.append(self._worker.submit(self._sort, batch, positions))
-        if self._n_foreseen == len(self._n_missed) and self._may_begin(self._n_missed):
+        if self._n_announced == len(self._n_missed) and self._may_begin(self._n_missed):
             self._packing = self._worker.submit(self._pack, self._n_missed, self._rows, self._go_on)
 
     def planned(self, batch: int, rows: Ids) -> None:
@@ -134,15 +134,15 @@ class OverlappedPacking:
 
         PluginError: the policy announced other misses.
         """
-        if not self._n_foreseen:
+        if not self._n_announced:
             self._n_missed[batch] = len(rows)
             self._rows.add(rows)
             return
         self._settle()
         kept = self._rows.kept(batch)
-        is_foreseen = self._n_foreseen == len(self._n_missed) and len(rows) == self._n_missed[batch]
-        if not is_foreseen or (kept is not None and not np.array_equal(kept, rows)):
-            raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
+        is_announced = self._n_announced == len(self._n_missed) and len(rows) == self._n_missed[batch]
+        if not is_announced or (kept is not None and not np.array_equal(kept, rows)):
+            raise PluginError(f"batch {batch} misses other rows than its policy announced")
 
     def finish(self) -> SuperbatchExtents | None:
         """End planning and wait for the extents; return None if the disk had no room for them."""

@@ -12,7 +12,7 @@ from featstore._core.blocks import hits_of, missed_positions
 from featstore._core.rows import copy_rows
 from featstore.cache.planned import PlannedBatch
 from featstore.errors import CorruptionError
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
@@ -90,10 +90,10 @@ class PlanFile:
             changes = Changeset(in_rows, positions, slots, gone, self._file.path)
         missed_at = _copy(missed, np.int64, array)
         if self.tier == Tier.PACKED:
-            others = Part(Tier.PACKED, range(len(missed)), missed_at)
+            others = TierRows(Tier.PACKED, range(len(missed)), missed_at)
         else:
-            others = Part(Tier.BASE, self._take(ids, missed_at, array), missed_at)
-        return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
+            others = TierRows(Tier.BASE, self._take(ids, missed_at, array), missed_at)
+        return BatchPlan(k, (TierRows(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
         self._file.close()

@@ -12,9 +12,9 @@ from featstore.plan.planfile import write_bytes
 from featstore.storage.rundir import DiskQuota
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["PLANNER_DIVISOR", "Spill", "Switch", "planning_bytes"]
+__all__ = ["PLANNER_FRACTION", "Spill", "Switch", "planning_bytes"]
 
-PLANNER_DIVISOR = 8  # next positions are spilled if planning would need more than this part of the memory
+PLANNER_FRACTION = 1 / 8  # of the memory: next positions are spilled if planning would need more
 BATCH_BYTES = 72  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
 SLOT_BYTES = 13  # a slot: whether it is free, whether its row stays when a horizon begins, and the row if it leaves
 

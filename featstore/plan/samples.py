@@ -23,7 +23,7 @@ __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
 HOLDER = "sampled ids"  # in the budget's report
-FREE_DIVISOR = 8  # this part of the memory is left free beside kept ids
+FREE_FRACTION = 1 / 8  # of the memory, left free beside kept ids
 SECTION_BYTES = 32  # an entry of the index, one for each array
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block
 PLAIN = 2  # form of blocks without optional arrays; each adds a bit
@@ -95,7 +95,7 @@ class KeptIds:
         with self._lock:
             if self._is_over:
                 return
-            room = self._budget.available - self._budget.total // FREE_DIVISOR
+            room = self._budget.available - int(self._budget.total * FREE_FRACTION)
             held = self._budget.try_reserve(HOLDER, ids.nbytes) if ids.nbytes <= room else None
             if held is None:
                 self._is_over = True

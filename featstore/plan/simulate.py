@@ -121,13 +121,13 @@ def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyCo
 def _planned(trace: Trace, capacity: int, policy: PlannedPolicy, context: PolicyContext) -> Int64s:
     checked = CheckedPolicy(policy)
     checked.start(capacity, context)
-    foreseen: list[int] = []
-    horizon = replace(trace.horizon(), announce=lambda _, missed: foreseen.append(len(missed)))
+    announced: list[int] = []
+    horizon = replace(trace.horizon(), announce=lambda _, missed: announced.append(len(missed)))
     loads = np.empty(len(trace), np.int64)
     with closing(checked.plan(horizon)) as batches:
         for number, batch in enumerate(batches):
-            if not checked.is_checked and len(foreseen) == len(trace):
-                return np.array(foreseen, np.int64)  # known before any slot
+            if not checked.is_checked and len(announced) == len(trace):
+                return np.array(announced, np.int64)  # known before any slot
             loads[number] = np.count_nonzero(batch.slots < 0)
     return loads
 

@@ -184,10 +184,10 @@ class SuperbatchInspector:
         return self._switch is None or (position - self._start) // self._size <= self._current
 
     def misses(self, at: int, position: int, wait: bool, most: int) -> Int64s | int | None:
-        """Return the rows of planner number ``at`` that a batch will miss; their number alone, if they are more than ``most``.
+        """Return the rows of planner number ``at`` that a batch will miss; if they are more than ``most``, their number alone.
 
-        None if the batch is not planned. With ``wait`` the call first waits for its plan, which does not hasten planning as
-        :meth:`batch` does; None then means that the epoch ended or failed.
+        None: the batch is not planned. With ``wait`` the call waits for the plan, and None means that the epoch ended or failed.
+        Waiting here does not hasten planning, as waiting in :meth:`batch` does.
         """
         k, number = divmod(position - self._start, self._size)
         with self._lock:

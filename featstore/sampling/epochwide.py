@@ -19,7 +19,7 @@ from featstore.sampling.listaccess import parse_access
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.typed import Fanouts
 from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
-from featstore.sampling.windowed import Coming, Cut, Turns, Windows, disk_of
+from featstore.sampling.windowed import Coming, Cut, WindowedBatches, Windows, disk_of
 from featstore.storage.rundir import runs_directory
 from featstore.topology.types import EdgeKey
 
@@ -220,7 +220,7 @@ class EpochSampler(CheckedSampler):
         """Make the drawer of the next epoch's first window; ``seeds_of(epoch)`` returns its batches' seeds."""
         return Coming(seeds_of)
 
-    def in_turn(
+    def windowed(
         self,
         seeds: Seeds | Callable[[int], Any],
         epoch: int,
@@ -228,13 +228,13 @@ class EpochSampler(CheckedSampler):
         stop: int,
         memory: Reservation | None = None,
         coming: Coming | None = None,
-    ) -> Turns:
+    ) -> WindowedBatches:
         """Draw the batches ``start … stop - 1`` of an epoch in windows, for a caller that takes them roughly in order.
 
         ``seeds(index)`` returns a batch's seeds: pure, thread-safe. The windows use ``memory``; without it they reserve a part of
         the free memory. ``coming`` draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
-        return Turns(self, seeds if isinstance(seeds, Seeds) else Seeds(seeds), epoch, start, stop, memory, coming)
+        return WindowedBatches(self, seeds if isinstance(seeds, Seeds) else Seeds(seeds), epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful memory, in bytes, to draw an epoch of so many batches and seeds a batch."""

@@ -36,8 +36,8 @@ _PIECE = 1 << 16  # lists, or edge ids, at once
 _LEAST, _MOST = 1 << 14, 1 << 20  # edges whose weights are read at once, but for a longer list
 _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and its column
 _COLUMN_BYTES = 8
-_DIVISOR = 64  # of the budget: what is read at once takes this fraction
-_SHARE = 2  # weights are kept in memory if they take at most this fraction of what is left
+_READ_FRACTION = 1 / 64  # of the budget, for what is read at once
+_KEPT_FRACTION = 1 / 2  # of what is left: weights are kept in memory if they take no more
 
 _SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
 
@@ -124,7 +124,7 @@ class ListWeights:
     @property
     def _most(self) -> int:
         """The most edges whose weights are read at once, unless a list is longer."""
-        return min(max(self._g.budget.total // (_BYTES_AN_EDGE * _DIVISOR), _LEAST), _MOST)
+        return min(max(int(self._g.budget.total * _READ_FRACTION) // _BYTES_AN_EDGE, _LEAST), _MOST)
 
     # -- memory ------------------------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class ListWeights:
     def _keep(self) -> None:
         """Load the weights into memory if they fit."""
         budget, n_bytes = self._g.budget, sum(huge_bytes(each.kind.n_edges * _COLUMN_BYTES) for each in self._of_types)
-        if n_bytes > budget.available // _SHARE:
+        if n_bytes > budget.available * _KEPT_FRACTION:
             return
         self._reservation.resize(n_bytes)
         try:

@@ -22,10 +22,10 @@ from featstore.topology.partlists import NearbyLists, PartLists, Uint8s
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["DIVISOR", "HOLDER", "MacroLists", "macro_lists"]
+__all__ = ["FRACTION", "HOLDER", "MacroLists", "macro_lists"]
 
 HOLDER = "lists of parts"  # in the budget's report
-DIVISOR = 8  # the lists get this fraction of the memory that is left
+FRACTION = 1 / 8  # of the memory that is left, for the lists
 AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the previous one are still being sampled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 PARTS = 40
 LEAST_PARTS = 36  # a tenth of the parts made may have no seed
 # With fewer parts: a macro-batch has this fraction of all parts, and at least this many batches of seeds.
-MACRO_DIVISOR, MACRO_BATCHES = 2, 2
+MACRO_FRACTION, MACRO_BATCHES = 1 / 2, 2
 
 
 class PartitionBatches(CutBatches):
@@ -197,7 +198,7 @@ def _choose(n_parts: int, n_seeds: int, batch_size: int) -> tuple[int, str]:
     better = -(-PARTS * n_seeds // batch_size)
     hint = f"; of {better} parts fewer would do" if better <= n_seeds else ""
     reason = f"half, because a batch of seeds is in {of_a_batch} parts, and fewer than {LEAST_PARTS} cost accuracy{hint}"
-    return max(-(-n_parts // MACRO_DIVISOR), of_two), reason
+    return max(math.ceil(n_parts * MACRO_FRACTION), of_two), reason
 
 
 class PartitionEpoch(CutSeeds):

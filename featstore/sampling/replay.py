@@ -25,7 +25,7 @@ def has_places(sampler: FanoutSampler) -> bool:
 
 
 class Replay:
-    """What makes a batch's blocks hop after hop, for :meth:`HopSampler.expand`; for one batch, once.
+    """Maker of a batch's blocks, hop after hop, for :meth:`HopSampler.expand`; for one batch, once.
 
     Parameters
     ----------

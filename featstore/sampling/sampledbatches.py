@@ -16,13 +16,13 @@ from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of, underlying
 from featstore.sampling.epochwide import EpochSampler, draws_at_once
-from featstore.sampling.historical import HistoryTurns, PushTimes, SeedsOf, unpushed
+from featstore.sampling.historical import HistoryBatches, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
 from featstore.sampling.shares import ShareOfBatches
 from featstore.sampling.window import Seeds
-from featstore.sampling.windowed import Turns, Windows
+from featstore.sampling.windowed import WindowedBatches, Windows
 from featstore.topology.partlists import NearbyLists
 
 __all__ = ["Drawn", "EpochBatches", "Memo", "SampledBatches"]
@@ -51,19 +51,19 @@ class EpochBatches:
         Batches.
     sample : callable
         ``sample(position)`` returns a batch; a pure function.
-    turns : callable, optional
-        ``turns(start, memory, stop)`` makes an object that samples the batches ``start … stop - 1`` for a caller that takes them
-        roughly in order. By default batches are sampled one by one. ``memory``: reservation for sampling ahead, if bounded.
+    windowed : callable, optional
+        ``windowed(start, memory, stop)`` makes an object that samples the batches ``start … stop - 1`` for a caller that takes
+        them roughly in order. By default batches are sampled one by one. ``memory``: reservation for sampling ahead, if bounded.
     """
 
     def __init__(
         self,
         n: int,
         sample: Callable[[int], SampledBatch],
-        turns: Callable[[int, Reservation | None, int], Turns | HistoryTurns] | None = None,
+        windowed: Callable[[int, Reservation | None, int], WindowedBatches | HistoryBatches] | None = None,
     ) -> None:
-        self._n, self._sample, self._turns = n, sample, turns
-        self._ahead: Turns | HistoryTurns | None = None
+        self._n, self._sample, self._windowed = n, sample, windowed
+        self._ahead: WindowedBatches | HistoryBatches | None = None
         self._memos: tuple[Memo, ...] = ()
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class EpochBatches:
                 return found
         return self._sample(position)
 
-    def in_turn(self, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> EpochBatches:
+    def windowed(self, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> EpochBatches:
         """Make a copy of the epoch that samples many batches at once, for a caller that takes them from ``start`` in order.
 
         Parameters
@@ -94,10 +94,10 @@ class EpochBatches:
         stop : int, optional
             Batches from here on will not be taken.
         """
-        if self._turns is None:
+        if self._windowed is None:
             return self
         found = copy(self)
-        found._ahead = self._turns(start, memory, self._n if stop is None else stop)
+        found._ahead = self._windowed(start, memory, self._n if stop is None else stop)
         found._sample = found._ahead.sample
         return found
 
@@ -309,7 +309,7 @@ class Drawn(SampledBatches):
     lists : MacroLists, optional
         Lists of the current macro-batches, for a :class:`HopSampler`; closed with this object.
     times : PushTimes, optional
-        Steps in which historical embeddings were pushed; the sampler is then one that :class:`HistoryTurns` takes.
+        Steps in which historical embeddings were pushed; the sampler is then one that :class:`HistoryBatches` takes.
     """
 
     def __init__(
@@ -392,7 +392,7 @@ class Drawn(SampledBatches):
         return EpochBatches(
             n,
             partial(unpushed, seeds_of, hops, times, epoch),
-            lambda start, memory, stop: HistoryTurns(seeds_of, hops, times, epoch, start),
+            lambda start, memory, stop: HistoryBatches(seeds_of, hops, times, epoch, start),
         )
 
     def whole(self, epoch: int) -> EpochBatches:
@@ -412,12 +412,12 @@ class Drawn(SampledBatches):
     def _many_at_once(self, sampler: EpochSampler, epoch: int) -> EpochBatches:
         seeds, n = Seeds(self.order(epoch).seeds, self.number), len(self)
 
-        def turns(start: int, memory: Reservation | None, stop: int) -> Turns:
+        def windowed(start: int, memory: Reservation | None, stop: int) -> WindowedBatches:
             # Without given memory the windows reserve it for this epoch alone, so none can be drawn for the next one.
             coming = self._coming if memory is not None and stop == n else None
-            return sampler.in_turn(seeds, epoch, start, stop, memory, coming)
+            return sampler.windowed(seeds, epoch, start, stop, memory, coming)
 
-        return EpochBatches(n, lambda position: sampler.sample(seeds(position), epoch, self.number(position)), turns)
+        return EpochBatches(n, lambda position: sampler.sample(seeds(position), epoch, self.number(position)), windowed)
 
     def seeds_of(self, epoch: int) -> SeedsOf:
         """Make the function that lends each batch's number and seeds in ``epoch``, and the neighbour lists in memory for it."""

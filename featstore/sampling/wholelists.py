@@ -20,7 +20,7 @@ __all__ = ["Pieces"]
 
 _LEAST, _MOST = 1 << 14, 1 << 20  # ids a piece
 _BYTES_AN_ID = 32  # an id read, its position, its copy, its owner, and the result made of it
-_DIVISOR = 64  # of the budget: the pieces of one thread take this fraction
+_FRACTION = 1 / 64  # of the budget, for the pieces of one thread
 
 Read = Callable[[Scratch, Int64s, npt.NDArray[Any]], None]
 
@@ -38,7 +38,7 @@ class Pieces:
         pool, cache = g.pool, scratch.cache
         self.lists = Lists(scratch.hops, n_dst, None if cache is None else cache.records, topology.id_bytes)
         self._scratch, self._topology, self._read = scratch, topology, read
-        most = min(max(g.budget.total // (_BYTES_AN_ID * _DIVISOR), _LEAST), _MOST)
+        most = min(max(int(g.budget.total * _FRACTION) // _BYTES_AN_ID, _LEAST), _MOST)
         room, n_read = min(self.lists.n_ids, most), min(self.lists.n_missing, most)
         self.listed, self._found = (_array(pool, n, topology.id_dtype) for n in (room, n_read))
         self.owners = _array(pool, room, np.int32)

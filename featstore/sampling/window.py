@@ -44,11 +44,11 @@ __all__ = ["EpochWindow", "Seeds", "drawn_bytes", "has_places", "is_wide", "leas
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over a range of 2**bits lists at once
 MOST_RANGES = 4096
-TOGETHER = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
-SORT_DIVISOR = 4  # the arrays over a range take at most this fraction of a worker's memory
+AT_ONCE = 4096  # targets of several ranges that draw at once: many times a drive's queue, and few for a worker
+SORT_FRACTION = 1 / 4  # of a worker's memory, that the arrays over a range take at most
 RANGE_BYTES = 128  # per list of a range: the starts of its targets, its number, and look-up of lists
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
-STREAM_DIVISOR = 8  # the blocks that lists are read into take at most this fraction of a worker's memory
+STREAM_FRACTION = 1 / 8  # of a worker's memory, that the blocks that lists are read into take at most
 SORTED_BYTES = 8  # per target, besides its record
 DRAWN_BYTES = 24  # per id that is drawn before it is read: its position, its place in the logs, the id itself
 KEY_BYTES = 32  # of a batch's hop, at the most
@@ -91,7 +91,7 @@ class _Shape:
 def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker, or the least memory of :func:`least_bytes` if that is more."""
     n, shift = max(1, graph.topology.num_lists), MOST_BITS
-    while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_DIVISOR:
+    while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes * SORT_FRACTION:
         shift -= 1
     while -(-n // (1 << shift)) > MOST_RANGES:
         shift += 1
@@ -99,7 +99,7 @@ def _shape(graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, n_by
         shift -= 1
     n_ranges, n_logs = -(-n // (1 << shift)), n_batches * len(fanouts)
     block = LIST_BYTES
-    while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_DIVISOR:
+    while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes * STREAM_FRACTION:
         block //= 2
     targets, drawn = least_log_bytes(n_ranges, wide), least_log_bytes(n_logs, wide)
     targets = max(targets, LEAST_POSITIONS * DRAWN_BYTES)  # the same memory, one after the other
@@ -124,7 +124,7 @@ def useful_bytes(
     graph: OutOfCoreGraph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int
 ) -> int:
     """Return the bytes of memory in which nothing is spilled, for batches of ``drawn`` bytes of logs and ``targets`` lists."""
-    least = least_bytes(graph, fanouts, n_batches, True) + STREAM_DIVISOR * stream_bytes(LIST_BYTES)
+    least = least_bytes(graph, fanouts, n_batches, True) + int(stream_bytes(LIST_BYTES) / STREAM_FRACTION)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
 
 
@@ -369,7 +369,7 @@ class EpochWindow:
         for number, file in enumerate(file_of):
             n = self._targets.length(number) // TARGET_WORDS
             group, n_before = last.get(file, ([], 0))
-            if not group or n_before + n >= min(shape.range_entries, TOGETHER) or (number + 1 - group[0]) << shape.shift >= 2**31:
+            if not group or n_before + n >= min(shape.range_entries, AT_ONCE) or (number + 1 - group[0]) << shape.shift >= 2**31:
                 group, n_before = [], 0
             if n:
                 if not group:

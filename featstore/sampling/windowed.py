@@ -27,12 +27,12 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, fre
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Coming", "Cut", "Turns", "Windows", "disk_of"]
+__all__ = ["Coming", "Cut", "WindowedBatches", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # words that a batch's log of a hop should have in memory before it is spilled
-DISK_DIVISOR = 4  # run files get this fraction of the free disk
-MEMORY_DIVISOR = 4  # without a given reservation, windows get this fraction of the free memory
+DISK_FRACTION = 1 / 4  # of the free disk, for run files
+MEMORY_FRACTION = 1 / 4  # of the free memory, for windows without a given reservation
 
 
 class Drawer(Protocol):
@@ -108,12 +108,12 @@ def disk_of(sampler: Drawer) -> int:
     """Return the bytes that a sampler's run files may take."""
     if sampler.disk is not None:
         return sampler.disk
-    return free_share(sampler.run_dir, DISK_DIVISOR)
+    return free_share(sampler.run_dir, DISK_FRACTION)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Division of an epoch into windows, as :class:`Turns` uses it."""
+    """Division of an epoch into windows, as :class:`WindowedBatches` uses it."""
 
     size: int  # batches of a window
     most: int  # windows at once
@@ -202,8 +202,8 @@ class Coming:
         held[1].close()
 
 
-class Turns:
-    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.in_turn`."""
+class WindowedBatches:
+    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.windowed`."""
 
     def __init__(
         self, sampler: Drawer, seeds: Seeds, epoch: int, start: int, stop: int, memory: Reservation | None, coming: Coming | None
@@ -342,7 +342,7 @@ class Turns:
         seeds, wide = self._seeds(self._next), is_wide(graph)
         if self._memory is None:
             least, useful = sampler.memory_bytes(n, len(seeds))
-            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_DIVISOR))
+            n_bytes = max(least, min(useful, int(graph.budget.available * MEMORY_FRACTION)))
             self._memory = graph.budget.reserve(HOLDER, n_bytes)
             self._own.append(self._memory)
         held, size = self._memory.n_bytes, n

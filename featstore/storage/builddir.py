@@ -40,7 +40,7 @@ SUFFIX_BYTES = len(".tmp-") + 32  # of the names of a build, and of what it repl
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _INSIDE_BYTES = 256  # a file in the directory
-_SPARES = 6  # descriptors that removing a directory takes
+_RESERVED_FDS = 6  # descriptors that removing a directory takes
 
 
 def _renameat2(source: str, target: str, flags: int) -> bool:
@@ -136,7 +136,7 @@ class BuildDirectory:
         self._marker, self._what = marker, what
         self._parent = os.path.dirname(self.target)
         self._fds: list[tuple[int, str]] = []  # directories that are locked
-        self._spares: list[int] = []  # closed before the directory is removed, which too many open files would prevent
+        self._reserved_fds: list[int] = []  # closed before the directory is removed, which too many open files would prevent
         self._writer: FileLock | None = None
         self._is_committed = False
         kept = f"{self.target}.tmp-{resume}" if resume else ""
@@ -147,8 +147,8 @@ class BuildDirectory:
             if self._replaces:
                 self._writer = writer_lock(self.target)
                 self._forget_state()
-            for _ in range(_SPARES):
-                self._spares.append(open_fd(self._parent, os.O_PATH | os.O_CLOEXEC))
+            for _ in range(_RESERVED_FDS):
+                self._reserved_fds.append(open_fd(self._parent, os.O_PATH | os.O_CLOEXEC))
             self._make(kept)
             for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK) if has_locks else ():
                 path = os.path.join(self.path, name)
@@ -283,8 +283,8 @@ class BuildDirectory:
         if keeps and path and os.path.lexists(os.path.join(path, BUILD_STATE)):
             path = ""
         fds, self._fds = self._fds, []
-        while self._spares:
-            close_quietly(self._spares.pop())
+        while self._reserved_fds:
+            close_quietly(self._reserved_fds.pop())
         with contextlib.ExitStack() as stack:
             if self._writer is not None:
                 stack.callback(self._writer.release)

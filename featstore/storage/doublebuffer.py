@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["read_ahead"]
+__all__ = ["double_buffer"]
 
 Rows = npt.NDArray[np.uint8]
 
 
-def read_ahead(read: Callable[[int, int, Rows], object], blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
+def double_buffer(read: Callable[[int, int, Rows], object], blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
     """Yield blocks of rows once they are read, while a thread reads the next block; an error is raised at its block's turn.
 
     ``read(first, n, out)`` reads rows as :meth:`RowFile.read` does. Each of ``blocks`` is a first row, and the array of shape

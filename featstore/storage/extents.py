@@ -286,12 +286,12 @@ class ExtentWriter:
         more = [] if kept is None else [kept[0]]
         runs = needed_runs(base, [*(flat[first:end] for first, end in itertools.pairwise(bounds)), *more])
         n = episode.end - episode.begin
-        spare = max(1, min(n, SPARE_BUFFERS))
-        held = flat.nbytes + (n + spare) * episode.buffer_bytes
+        n_spare = max(1, min(n, SPARE_BUFFERS))
+        held = flat.nbytes + (n + n_spare) * episode.buffer_bytes
         window = min(2 * WINDOW_BYTES, max(least_window(), n_bytes - held))
         layout = base.layout
         geometry = (PAGE_BYTES, layout.row_bytes, layout.group_rows, layout.group_bytes)
-        for_packer, for_stream = arenas.of((n + spare) * episode.buffer_bytes, arena_bytes(window))
+        for_packer, for_stream = arenas.of((n + n_spare) * episode.buffer_bytes, arena_bytes(window))
         packer = Packer(
             self._fd,
             self._temporary[0],
@@ -301,7 +301,7 @@ class ExtentWriter:
             bounds,
             (self.extents.first_page[which] + n_before) * PAGE_BYTES,
             geometry,
-            n + spare,
+            n + n_spare,
             episode.buffer_bytes,
             for_packer,
         )

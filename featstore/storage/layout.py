@@ -9,7 +9,7 @@ from math import gcd
 __all__ = ["PAGE_BYTES", "RowLayout", "choose_layout"]
 
 PAGE_BYTES = 4096
-PADDING_DIVISOR = 32  # padding takes at most this part of a file
+PADDING_FRACTION = 1 / 32  # of a file, that padding takes at most
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ def choose_layout(row_bytes: int) -> RowLayout:
     for n_pages in itertools.count(-(-row_bytes // PAGE_BYTES)):
         group_bytes = n_pages * PAGE_BYTES
         padding = group_bytes % row_bytes
-        if PADDING_DIVISOR * padding <= group_bytes:
+        if padding <= PADDING_FRACTION * group_bytes:
             break
     return RowLayout(row_bytes, group_bytes // row_bytes, group_bytes) if padding else RowLayout(row_bytes, 1, row_bytes)

@@ -13,32 +13,32 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["MIN_ARENA_BYTES", "SHARE", "PagedSums", "is_kept", "pages_cached", "pointer_bytes", "share_of", "table_bytes"]
+__all__ = ["DIVISOR", "MIN_ARENA_BYTES", "PagedSums", "divisor_for", "is_kept", "pages_cached", "pointer_bytes", "table_bytes"]
 
 MIN_ARENA_BYTES = 256 << 10
 ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
-SHARE = 20  # a larger table gets at most a twentieth of the budget: it is kept if it fits, else some of its pages are cached
-TOGETHER = 4  # all larger tables together get at most a quarter
+DIVISOR = 20  # of the budget; a larger table gets at most a twentieth: it is kept if it fits, else some of its pages are cached
+DIVISOR_OF_ALL = 4  # of the budget; all larger tables together get at most a quarter
 
 
-def share_of(tables: Iterable[int]) -> int:
-    """Choose the divisor of the budget that is each table's share, from the bytes of all tables."""
-    return max(SHARE, TOGETHER * sum(table > ALWAYS_KEPT_BYTES for table in tables))
+def divisor_for(tables: Iterable[int]) -> int:
+    """Choose the divisor of the budget that gives the most of a large table, from the bytes of all tables."""
+    return max(DIVISOR, DIVISOR_OF_ALL * sum(table > ALWAYS_KEPT_BYTES for table in tables))
 
 
-def is_kept(table: int, total: int, share: int) -> bool:
+def is_kept(table: int, total: int, divisor: int) -> bool:
     """Decide whether a table of ``table`` bytes is kept whole under a budget of ``total`` bytes."""
-    return table <= ALWAYS_KEPT_BYTES or total >= share * table
+    return table <= ALWAYS_KEPT_BYTES or total >= divisor * table
 
 
-def pages_cached(total: int, share: int) -> int:
+def pages_cached(total: int, divisor: int) -> int:
     """Count the pages to cache of a table that is not kept; one row may need more."""
-    return total // share // PAGE_BYTES
+    return total // divisor // PAGE_BYTES
 
 
-def table_bytes(table: int, row_bytes: int, total: int, share: int) -> int:
+def table_bytes(table: int, row_bytes: int, total: int, divisor: int) -> int:
     """Count the bytes held for a table of ``table`` bytes under a budget of ``total`` bytes."""
-    held = table if is_kept(table, total, share) else PagedSums.held_bytes(row_bytes, pages_cached(total, share))
+    held = table if is_kept(table, total, divisor) else PagedSums.held_bytes(row_bytes, pages_cached(total, divisor))
     return held + pointer_bytes(table // PAGE_BYTES)
 
 

@@ -14,7 +14,7 @@ from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError
 from featstore.storage.drive import TIMED_MIN_BYTES, DriveSpeed, time_reads
 from featstore.storage.layout import RowLayout
-from featstore.storage.pagedsums import MIN_ARENA_BYTES, SHARE, share_of
+from featstore.storage.pagedsums import DIVISOR, MIN_ARENA_BYTES, divisor_for
 from featstore.storage.rowfile import RowFile
 
 __all__ = ["Reader", "least_queue_bytes"]
@@ -66,7 +66,7 @@ class Reader:
         self.drive: DriveSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
         self._files: Living[RowFile] = Living()
-        self.share = SHARE
+        self.sums_divisor = DIVISOR
         self._bounds: dict[int, int] = {}
         self._n_bound: int | None = None  # the least bound
         self._closed = False
@@ -339,7 +339,7 @@ class Reader:
     def expect(self, tables: Iterable[int]) -> None:
         """Set each large checksum table's share of the budget; ``tables`` are the bytes of tables to be opened next."""
         here = [PAGE_BYTES * file.n_sums_pages for file in self._files if file.verifies]
-        self.share = share_of([*here, *tables])
+        self.sums_divisor = divisor_for([*here, *tables])
 
     def open(
         self,

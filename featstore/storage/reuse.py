@@ -45,13 +45,13 @@ class FileReuse:
                 if self._runs is None:
                     self._runs = RunDirectory(self._parent)
                 self._n_kept += 1
-                spare = self._runs.file(f"spare-{self._n_kept}")
-                os.rename(path, spare)
+                kept = self._runs.file(f"spare-{self._n_kept}")
+                os.rename(path, kept)
             except OSError:  # no space, or no descriptor for a lock: not keeping the file costs only time
                 if remove_file(path):
                     self._give(n_bytes)
             else:
-                self._files[spare] = n_bytes
+                self._files[kept] = n_bytes
 
     def take(self, n_bytes: int, path: str) -> bool:
         """Rename the file whose size is nearest to ``n_bytes`` to ``path``; return False if there is none.
@@ -61,10 +61,10 @@ class FileReuse:
         with self._lock:
             if not self._files:
                 return False
-            spare = min(self._files, key=lambda name: abs(self._files[name] - n_bytes))
-            self._give(self._files.pop(spare))
+            kept = min(self._files, key=lambda name: abs(self._files[name] - n_bytes))
+            self._give(self._files.pop(kept))
             try:
-                os.rename(spare, path)
+                os.rename(kept, path)
             except FileNotFoundError:
                 return False
         return True
@@ -72,8 +72,8 @@ class FileReuse:
     def drop(self) -> None:
         with self._lock:
             while self._files:
-                spare, n_bytes = self._files.popitem()
-                if remove_file(spare):
+                kept, n_bytes = self._files.popitem()
+                if remove_file(kept):
                     self._give(n_bytes)
 
     def _give(self, n_bytes: int) -> None:

@@ -58,7 +58,7 @@ class Queues(Protocol):
 
     budget: Budget
     direct: bool  # whether reads bypass the page cache if the file system allows
-    share: int  # divisor of the budget for a large table of checksums
+    sums_divisor: int  # of the budget, for a large table of checksums
 
     @property
     def stream_threads(self) -> int: ...
@@ -90,7 +90,7 @@ class RowFile:
         fds: tuple[int, int] = (-1, -1),
         fingerprint: str = "",
     ) -> None:
-        self._reader, self._share = reader, reader.share
+        self._reader, self._sums_divisor = reader, reader.sums_divisor
         self.layout = layout
         self.n_rows = n_rows
         self.row_bytes = layout.row_bytes
@@ -178,7 +178,7 @@ class RowFile:
         """Count the bytes held for the table of checksums under a budget of ``total`` bytes."""
         if self._is_closing or not self.verifies:
             return 0
-        return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total, self._share)
+        return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total, self._sums_divisor)
 
     def duplicate(self) -> int:
         """Duplicate the descriptor of the open file; the caller closes the duplicate."""
@@ -203,12 +203,12 @@ class RowFile:
         table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, self._reader.direct, fd)
         self._file.use_sums(seed)
         budget = self._reader.budget
-        if not is_kept(n_pages * PAGE_BYTES, budget.total, self._share):
+        if not is_kept(n_pages * PAGE_BYTES, budget.total, self._sums_divisor):
             self._paged = PagedSums(
                 self._file,
                 table,
                 self.row_bytes,
-                pages_cached(budget.total, self._share),
+                pages_cached(budget.total, self._sums_divisor),
                 set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
                 engine=self._reader.engine,
                 with_backend=self._reader.with_backend,

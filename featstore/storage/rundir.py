@@ -27,9 +27,9 @@ MADE = ".made-by-featstore"  # marks a parent that was made for run directories,
 RUN_FILES = "run files"  # in messages
 
 
-def free_share(directory: str, divisor: int) -> int:
-    """Compute the bytes of run files that this process may write by default: free disk, divided among the ranks of a machine."""
-    return (free_bytes(directory) or 0) // (divisor * local_ranks())
+def free_share(directory: str, fraction: float) -> int:
+    """Compute the bytes of run files that this process may write by default: its rank's part of a fraction of the free disk."""
+    return int((free_bytes(directory) or 0) * fraction) // local_ranks()
 
 
 def runs_directory(dataset: str, run_dir: str | os.PathLike[str] | None = None) -> str:

@@ -15,7 +15,7 @@ from featstore.storage.rowfile import RowFile
 __all__ = ["SCAN_BYTES", "scan_bytes", "scan_words"]
 
 SCAN_BYTES = 8 << 20
-_BLOCK_DIVISOR = 4  # a block has a quarter of the memory: a small one stays in a processor's cache until its words are used
+_BLOCK_FRACTION = 1 / 4  # of the memory, for a block: a small one stays in a processor's cache until its words are used
 
 
 def scan_bytes(n_bytes: int, most_bytes: int = SCAN_BYTES) -> int:
@@ -35,7 +35,7 @@ def scan_words(
     if not n_pages:
         return
     held = scan_bytes(n * dtype.itemsize, most_bytes)
-    pages = np.empty((max(1, held // _BLOCK_DIVISOR // PAGE_BYTES), PAGE_BYTES), np.uint8)
+    pages = np.empty((max(1, int(held * _BLOCK_FRACTION) // PAGE_BYTES), PAGE_BYTES), np.uint8)
     with file.stream(np.array([[1, n_pages]]), held - pages.nbytes) as stream:  # page 0 is the header
         for page in range(0, n_pages, len(pages)):
             n_taken = min(len(pages), n_pages - page)

@@ -44,7 +44,7 @@ from featstore.strategies.ondemand import OnDemand, are_cached
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of
 from featstore.strategies.packlayouts import PackLayouts, agreed_rows, layouts_on_disk, rows_for_pack, rows_of_size
-from featstore.strategies.profile import DISK_DIVISOR, Profile, pack_trace, profile_batches
+from featstore.strategies.profile import DISK_FRACTION, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.superbatch import Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
@@ -239,7 +239,7 @@ class Decision:
 
 
 def _of_first(choice: Decision) -> Decision:
-    """Tell in a choice of rank 0 whose it is."""
+    """Begin the reason of a choice with "rank 0", which made it."""
     return replace(choice, record={**choice.record, "reason": f"rank 0: {choice.record['reason']}"})
 
 
@@ -336,9 +336,9 @@ def _estimated(
             choices = {n_bytes: trial.choose(n_bytes, context) for n_bytes in (lists.held, *lists.fewer(context))}
             kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
             choice, at_once = choices[kept], False
-            together = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
-            if together is not None and ask(together)[1].suffices:
-                other = trial.choose(0, together)
+            all_at_once = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
+            if all_at_once is not None and ask(all_at_once)[1].suffices:
+                other = trial.choose(0, all_at_once)
                 if other.taken.total_s(epochs) < (1 - WORTH_WAITING) * choice.taken.total_s(epochs):
                     kept, choice, at_once = 0, other, True
         if _is_filled_later(context):
@@ -462,10 +462,10 @@ def _warn(reason: str, more: str) -> None:
 
 
 def _profile_disk(context: Context) -> int:
-    """Compute the size of a disk of which a profile's part holds the batches that estimates look at."""
+    """Compute the disk that is large enough: a profile's fraction of it holds the batches that estimates look at."""
     batch = context.batch
     stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
-    return DISK_DIVISOR * profile_batches(len(context.batches)) * max(4096, stored)
+    return int(profile_batches(len(context.batches)) * max(4096, stored) / DISK_FRACTION)
 
 
 def _disk_bytes(profile: Profile | None) -> int:

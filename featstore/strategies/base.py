@@ -20,8 +20,8 @@ import torch
 from featstore.estimate.cost import Estimate, Machine, Workload
 from featstore.estimate.length import Length
 from featstore.gather.buffers import BufferPool
+from featstore.gather.counters import GatherCounts
 from featstore.gather.device import Apart
-from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.pack.packgraph import Graph
@@ -61,7 +61,7 @@ class Batch:
         The rows that the host has gathered. They are kept while the loader finds memory for the rest.
     apart : dict of str to Apart
         Features of which the device holds rows.
-    tally : Tally
+    counts : GatherCounts
         Seconds and reads of gathering.
     rows : dict of NodeRows to int64 array
         The rows of the batch's nodes, where nodes of some types have none; see :meth:`rows_of`.
@@ -76,7 +76,7 @@ class Batch:
     features: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict, init=False)
     apart: dict[str, Apart] = field(default_factory=dict, init=False)
-    tally: Tally = field(default_factory=Tally, init=False)
+    counts: GatherCounts = field(default_factory=GatherCounts, init=False)
     rows: dict[NodeRows, npt.NDArray[np.int64]] = field(default_factory=dict, init=False)
 
     def rows_of(self, of: NodeRows, pool: BufferPool) -> npt.NDArray[np.int64]:
@@ -104,7 +104,7 @@ class EpochRun(ABC):
         """Return the plan by which feature ``name`` of the batch is gathered now, and the row sources of the plan's tiers.
 
         One thread calls this in the order of the batches, and then gathers. It calls again for the same batch if memory was
-        short. Without a plan, the default, the store makes one. ``batch.tally`` counts reads that are made here.
+        short. Without a plan, the default, the store makes one. Reads that are made here are added to ``batch.counts``.
         """
         return None, {}
 
@@ -174,7 +174,7 @@ class Strategy(ABC):
     """
 
     _registered: ClassVar[str] = ""
-    # True: batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Not inherited: each class declares it.
+    # True: batches run as number 0, 1, 2 …, and come from an epoch's ``windowed``. Not inherited: each class declares it.
     takes_history: ClassVar[bool] = False
     # Whether the strategy takes graphs of several types, whose rows are those of Context.nodes.rows; and features of different
     # types, each of which it then treats by itself. Not inherited, either.

@@ -77,10 +77,10 @@ def size_caches(context: Context, memory: Memory, size: int | float | str | None
     if size != "auto":
         return nodes.divided(size, policy, context.budget.available + context.budget.on_loan, memory.batch), prefetch
     room, claimed = room_for_caches(context)
-    spare, prefetch = memory.left_for_caches(room, prefetch, claimed)
-    if not nodes.fitting(spare, policy):
+    free_bytes, prefetch = memory.left_for_caches(room, prefetch, claimed)
+    if not nodes.fitting(free_bytes, policy):
         return {}, prefetch  # no room for one row: the loader runs without caches
-    return nodes.divided(spare, policy, room, memory.batch), prefetch
+    return nodes.divided(free_bytes, policy, room, memory.batch), prefetch
 
 
 def room_for_caches(context: Context) -> tuple[int, int]:

@@ -14,7 +14,7 @@ __all__ = ["Ginex"]
 @register_strategy("ginex")
 @dataclass(frozen=True)
 class Ginex(Superbatch):
-    """Plan a superbatch and sample the one after it when the last has run, with a neighbour cache in the idle memory.
+    """Sample a superbatch and plan the one before it while no batch runs, with a neighbour cache in the idle memory.
 
     The feature cache is then filled with the rows that are used first. Ginex needs less memory than
     :class:`~featstore.Superbatch` (one cache or the other, half the plans), but the loop waits while a superbatch is sampled.

@@ -60,9 +60,9 @@ class Lists:
         return [n_bytes for n_bytes in sizes if n_bytes < self.held]
 
     def drawn(self, context: Context) -> Context:
-        """Draw batches one by one if all lists are in memory: drawing many at once would compute twice as much, to read nothing.
+        """Make a context that draws batches one by one if all lists are in memory, and has the text on the lists.
 
-        The context also gets the text on the lists.
+        Drawing many at once would compute twice as much then, and save no read.
         """
         graph, batches, text = context.graph, context.batches, self.text
         if isinstance(graph, OutOfCoreGraph) and isinstance(batches, Drawn):
@@ -72,9 +72,9 @@ class Lists:
         return replace(context, batches=batches, lists=text)
 
     def at_once(self, context: Context, run_dir: str | None) -> Context | None:
-        """Draw batches many at once instead, in passes over the lists, which then take no memory; None if that is no choice.
+        """Make a context whose batches are drawn many at once, in passes over the lists; None if they cannot be drawn so.
 
-        ``run_dir``: see :meth:`Drawn.at_once`.
+        The lists then take no memory. ``run_dir``: see :meth:`Drawn.at_once`.
         """
         batches = context.batches
         if not self.whole or (self.held and self.are_few) or not isinstance(batches, Drawn):

@@ -19,7 +19,7 @@ __all__ = ["degree_bytes", "look_ahead", "rows_in_memory", "rows_in_use"]
 
 
 def degree_bytes(context: Context) -> int:
-    """Count the bytes of the out-degrees of all nodes, 2 each, and of those of the rows, where some nodes have none."""
+    """Count the bytes of out-degrees: 2 for each node, and 2 for each row if some nodes have no row."""
     nodes = context.nodes
     return 2 * (context.graph.num_nodes + (nodes.n if nodes.rows.kinds else 0))
 
@@ -38,10 +38,11 @@ def rows_in_use(context: Context) -> int:
 
 
 def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree: bool) -> tuple[Profile | None, MissCurves, str]:
-    """Sample a few batches for the run to use; estimate the share of their rows that a cache will lack, with a margin.
+    """Sample a few batches, which the run then uses, and estimate the share of their rows that a cache will lack.
 
-    Returns the batches, the shares, with ``by_degree`` those of a cache by degree, too, and an empty text. If memory or disk
-    does not suffice: None, all rows, and the reason. If there is nothing to cache: None, all rows, and an empty text.
+    Returns the batches, the shares with a margin, and an empty text. With ``by_degree`` the shares include those of a cache by
+    degree. If there is nothing to cache, the batches are None, and all rows count as misses. So they do if memory or disk does
+    not suffice; the text is then the reason.
     """
     if not len(context.batches) or not context.features or not capacity:
         return None, UNKNOWN, ""

@@ -370,7 +370,7 @@ class Memory:
         self._closed = True
 
     def rows_like(self, sampled: SampledBatch) -> int:
-        """Return the rows of a batch as it was measured that has as much of everything as this one."""
+        """Return the rows that stand for this batch: its own, or, if more, those of the measured one scaled to its nodes."""
         return self.batch.rows_like(len(sampled.input_ids), sampled.n_nodes)
 
     def saw(self, n_rows: int, sample_bytes: int) -> None:

@@ -44,7 +44,7 @@ from featstore.strategies.registry import register_strategy
 
 __all__ = ["OnDemand", "are_cached", "stand_in"]
 
-LOST_DIVISOR = 4  # caches are made anew only if they gave back more than this part of their bytes
+LOST_FRACTION = 1 / 4  # of their bytes: caches are made anew only if they gave back more
 
 
 @register_strategy("ondemand")
@@ -172,9 +172,9 @@ class OnDemandRunner(Runner):
             self._remake()
         order = self.context.batches.epoch(epoch)
         if self._ahead is None or self._ahead.is_running:  # the memory is another running epoch's
-            return _OnDemandEpoch(self.context, order.in_turn(start))
+            return _OnDemandEpoch(self.context, order.windowed(start))
         use = self._ahead.begin("batches drawn at once")
-        return _OnDemandEpoch(self.context, order.in_turn(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
+        return _OnDemandEpoch(self.context, order.windowed(start, self._ahead[SAMPLED_AHEAD]), partial(self._ahead.end, use))
 
     def _note(self, name: str) -> None:
         """Record the cache that was made for a feature, and its bytes."""
@@ -188,7 +188,7 @@ class OnDemandRunner(Runner):
         for name, cache in self._caches.items():
             if self.context.nodes.stores[name].cache is cache and cache.is_cut:
                 lost += self._whole[name] - cache.nbytes
-        return lost > sum(self._whole.values()) // LOST_DIVISOR and lost <= self.memory.unused()
+        return lost > int(sum(self._whole.values()) * LOST_FRACTION) and lost <= self.memory.unused()
 
     def close(self, failed: bool = False) -> None:
         """Give the sampler's memory back; may be called again."""
@@ -238,7 +238,7 @@ class _OnDemandEpoch(EpochRun):
 def stand_in(context: Context, epoch: int, start: int) -> EpochRun:
     """Begin ``epoch`` at batch ``start``, read on demand, because another epoch's plans have claimed the features' caches."""
     context.counts.add_beside()
-    return _OnDemandEpoch(context, context.batches.epoch(epoch).in_turn(start))
+    return _OnDemandEpoch(context, context.batches.epoch(epoch).windowed(start))
 
 
 def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:

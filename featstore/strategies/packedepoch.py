@@ -12,7 +12,7 @@ import torch
 from featstore.budget import Reservation
 from featstore.cache.table import FeatureCache
 from featstore.epochmemory import EpochMemory, Use
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource, RowSource
 from featstore.pack.batches import PackBatches
@@ -123,7 +123,7 @@ class PackedEpoch(EpochRun):
             # Gather the group's earlier batches, so that the cache is as their plans leave it.
             earlier = self.batch(position)
             rows = torch.from_numpy(earlier.rows_of(self._context.nodes.rows_of(name), pool))
-            store.gather(rows, *self._plan(name, earlier), Tally(read=batch.tally.read))
+            store.gather(rows, *self._plan(name, earlier), GatherCounts(read=batch.counts.read))
             self._behind[name] = position + 1
         return self._plan(name, batch)
 

@@ -83,18 +83,18 @@ def rows_for_pack(context: Context, memory: Memory, pack: Pack, beside: int = 0)
     """
     nodes = context.nodes
     room, claimed = room_for_caches(context)
-    spare, _ = memory.left_for_caches(room, context.prefetch, claimed)
-    spare = max(0, spare - beside - sum(memory.leasts.values()))
+    free_bytes, _ = memory.left_for_caches(room, context.prefetch, claimed)
+    free_bytes = max(0, free_bytes - beside - sum(memory.leasts.values()))
     layouts, there = find_layouts(pack), list[list[int]]()
     for part, n_device in zip(nodes.each, context.device_rows or [0] * len(nodes.each), strict=True):
         kind = sorted(part.stores), n_device, layout_rows(part.rows)
         found = {each.capacity for each in layouts if (sorted(each.features), each.device_rows, each.rows) == kind}
         there.append(sorted(found) if part.stores and part.n else [0])
     sizes = {rows: _bytes_of(nodes, rows) for rows in product(*there)}
-    fits = [rows for rows, n_bytes in sizes.items() if n_bytes <= spare]
+    fits = [rows for rows, n_bytes in sizes.items() if n_bytes <= free_bytes]
     if fits:
         return max(fits, key=sizes.__getitem__)
-    return rows_of_size(nodes, spare // 2) if nodes.fitting(spare // 2) else (0,) * len(nodes.each)
+    return rows_of_size(nodes, free_bytes // 2) if nodes.fitting(free_bytes // 2) else (0,) * len(nodes.each)
 
 
 def agreed_rows(nodes: Domain, rows: tuple[int, ...], of_first: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ class PackLayouts:
         return found
 
     def larger(self, chosen: Layouts, rows: Sequence[int]) -> Layouts:
-        """Replace layouts by those for caches of ``rows`` rows, where these are there, or the chosen ones are not, either."""
+        """Replace layouts by those for caches of ``rows`` rows, if the pack has these, or lacks the chosen ones as well."""
         found = []
         for layout, wanted, part in zip(chosen, self.wanted(rows), self.parts, strict=True):
             found.append(wanted if wanted in part.there or layout not in part.there else layout)
@@ -232,7 +232,7 @@ class PackLayouts:
             check_disk(self.pack.file(each.name), self._room(at, chosen))
 
     def make(self, chosen: Layouts) -> list[bool]:
-        """Make the layouts that the pack lacks, one after the other; return of which that is so."""
+        """Make the layouts that the pack lacks, one after the other; return which these were."""
         with self.context.watch.time("pack"):
             return [part.make(chosen[at], self._room(at, chosen)) for at, part in enumerate(self.parts)]
 
@@ -339,7 +339,7 @@ class PartLayouts:
         return fitting(self.pack, found, self.disk) or found[0]
 
     def _restart(self, superbatch: int) -> int:
-        """Compute the batches after which planning begins anew, as those of this rank end; 0 if it does so by itself."""
+        """Compute the batches of this rank, after which planning begins anew; 0 if a superbatch ends there in any case."""
         n = len(self.context.batches)
         return n if superbatch and n < self.pack.n_batches and n % superbatch else 0
 

@@ -272,7 +272,7 @@ def _like(pack: Pack, options: LayoutOptions) -> list[LayoutOptions]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartTiers:
     """Features with the same rows, and the rows of their tiers in memory."""
 
     domain: Domain
@@ -304,7 +304,7 @@ class _Asked:
         else:
             nodes = Domain.of_nodes(g, (features,) if isinstance(features, str) else features)
         self.features_bytes = sum(store.nbytes for store in nodes.stores.values())
-        self.parts: list[_Part] = []
+        self.parts: list[_PartTiers] = []
         if nodes.n and nodes.stores:
             if packed.cache is None or packed.cache == "auto":
                 raise OptionError("cache", "the size that is to be packed for is needed here: bytes, or a share of the rows")
@@ -312,15 +312,15 @@ class _Asked:
             if device_cache is not None:
                 n_device = rows_of_columns(parse_cache_size(device_cache, "device_cache"), nodes.columns)
             each = zip(nodes.each, rows_of_size(nodes, packed.cache, g.budget.available), n_device, strict=True)
-            self.parts = [_Part(*part) for part in each if part[0].n]
+            self.parts = [_PartTiers(*part) for part in each if part[0].n]
 
-    def options(self, part: _Part, n_batches: int) -> LayoutOptions:
+    def options(self, part: _PartTiers, n_batches: int) -> LayoutOptions:
         """Make the options of a part's layout for a pack whose epochs have ``n_batches`` batches."""
-        together = 0
+        run_length = 0
         if not isinstance(self.policy, StaticPolicy):
-            together = packed_length(self.length, n_batches)
+            run_length = packed_length(self.length, n_batches)
         names, rows = tuple(part.domain.stores), layout_rows(part.domain.rows)
-        return LayoutOptions(names, self.policy.name, part.capacity, together, part.device_rows, rows=rows)
+        return LayoutOptions(names, self.policy.name, part.capacity, run_length, part.device_rows, rows=rows)
 
 
 def _trace_of(rows: NodeRows, batches: Sequence[npt.NDArray[Any]]) -> Trace:
@@ -333,9 +333,9 @@ def _trace_of(rows: NodeRows, batches: Sequence[npt.NDArray[Any]]) -> Trace:
 
 
 def _with_layouts(
-    estimate: PackEstimate, asked: _Asked, of_parts: Sequence[tuple[_Part, Trace]], n_batches: int, epochs: int
+    estimate: PackEstimate, asked: _Asked, of_parts: Sequence[tuple[_PartTiers, Trace]], n_batches: int, epochs: int
 ) -> PackEstimate:
-    """Add the bytes of layouts, and of the features, to an estimate; each layout with its part's rows of the first batches."""
+    """Add the bytes of layouts, and of the features, to an estimate. ``of_parts`` has the rows of the first batches of each."""
     allowed = None if isinstance(asked.policy, StaticPolicy) else asked.disk
     estimate = replace(estimate, features_bytes=asked.features_bytes, allowed_bytes=allowed)
     try:
@@ -346,7 +346,7 @@ def _with_layouts(
     return replace(estimate, layout_bytes=min(n_bytes, asked.disk or 0) if is_bound else n_bytes)
 
 
-def _layout_bytes(asked: _Asked, part: _Part, trace: Trace, n_batches: int, epochs: int) -> int:
+def _layout_bytes(asked: _Asked, part: _PartTiers, trace: Trace, n_batches: int, epochs: int) -> int:
     g, options, total = asked.g, asked.options(part, n_batches), epochs * n_batches
     n_accesses = trace.n_accesses / len(trace) * total
     loads: float
@@ -371,7 +371,7 @@ def _layout_bytes(asked: _Asked, part: _Part, trace: Trace, n_batches: int, epoc
     return stored + round(tables) + SECTION_BYTES * TABLE_SECTIONS * total
 
 
-def _seen(asked: _Asked, part: _Part, trace: Trace, n_batches: int) -> Workload:
+def _seen(asked: _Asked, part: _PartTiers, trace: Trace, n_batches: int) -> Workload:
     """Estimate the workload of ``n_batches`` batches, from an empty cache, by a trace of the first ones."""
     g, first = asked.g, trace.head(n_batches)
     sizes: dict[str, Any] = {"row_bytes": 1, "capacity": part.capacity, "device_rows": part.device_rows}
@@ -382,7 +382,7 @@ def _seen(asked: _Asked, part: _Part, trace: Trace, n_batches: int) -> Workload:
         return observe(first, n_batches=n_batches, budget=g.budget, out_degree=out_degree, **sizes)
 
 
-def _static(asked: _Asked, part: _Part, trace: Trace, n_batches: int) -> tuple[float, float]:
+def _static(asked: _Asked, part: _PartTiers, trace: Trace, n_batches: int) -> tuple[float, float]:
     """Estimate how many rows of ``n_batches`` batches neither host nor device holds, and how many the device holds."""
     g, policy, of = asked.g, asked.policy, part.domain.rows
     if policy.name == STATIC:

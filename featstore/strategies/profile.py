@@ -20,12 +20,12 @@ from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here
 from featstore.strategies.context import Context
 from featstore.topology.noderows import NodeRows
 
-__all__ = ["DISK_DIVISOR", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
+__all__ = ["DISK_FRACTION", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
 MACROS, MOST_ALIKE = 4, 128  # at least so many runs of similar batches are sampled, but at most so many batches for that
-EPOCH_DIVISOR = 8  # the part of an epoch's batches that is sampled
-DISK_DIVISOR = 8  # the part of the disk that a profile may take: the rest is the strategy's
+EPOCH_FRACTION = 1 / 8  # of an epoch's batches, that is sampled
+DISK_FRACTION = 1 / 8  # of the disk, that a profile may take: the rest is the strategy's
 TAIL_BYTES = 128  # most bytes of a file beside its arrays and their entries in the index
 
 
@@ -39,7 +39,7 @@ def profile_batches(n_batches: int, run_length: int = 1) -> int:
 
     If ``run_length`` batches in a row are similar, four such runs are sampled if they are more, up to 128 batches.
     """
-    return min(n_batches, max(least_batches(run_length), min(MOST_BATCHES, n_batches // EPOCH_DIVISOR)))
+    return min(n_batches, max(least_batches(run_length), min(MOST_BATCHES, int(n_batches * EPOCH_FRACTION))))
 
 
 class Profile(Memo):
@@ -89,15 +89,15 @@ class Profile(Memo):
         self._changed = threading.Condition(self._lock)
         self._n_reading = 0
         self._file: SampleFile | None = None
-        accounts = DiskQuota(None if disk is None else disk // DISK_DIVISOR)
+        accounts = DiskQuota(None if disk is None else int(disk * DISK_FRACTION))
         try:
             begin, computed = time.perf_counter(), time.process_time()
             most = min(len(order), most or profile_batches(len(order), batches.run_length))
             with (
-                contextlib.closing(order.in_turn(0, stop=most)) as turns,
+                contextlib.closing(order.windowed(0, stop=most)) as windowed,
                 SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
             ):
-                ordered, needed, count = in_order(turns.sample, most, context.threads, self._pool), TAIL_BYTES, 0
+                ordered, needed, count = in_order(windowed.sample, most, context.threads, self._pool), TAIL_BYTES, 0
                 for sampled in ordered:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
@@ -107,7 +107,7 @@ class Profile(Memo):
                     del sampled  # else the next batch would have to fit beside it
                 ordered.close()
                 self._file = writer.finish_samples()
-                self.passes_s = turns.passes_s
+                self.passes_s = windowed.passes_s
             batches.trim()  # scratch memory of the threads that sampled
             self.sample_s = time.perf_counter() - begin
             self.computing_s = min(self.sample_s, (time.process_time() - computed) / max(1, context.threads))

@@ -66,7 +66,7 @@ Int64s = npt.NDArray[np.int64]
 
 CACHE_SHARES = (1 / 4, 1 / 2, 3 / 4)  # parts of the memory that batches leave that are tried for caches
 WORTH = 1 / 10  # caches get more only if that saves at least this part of the bytes that an epoch moves
-FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
+MISSES_FOUND = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
 @register_strategy("streamed")
@@ -127,7 +127,7 @@ class Streamed(Superbatch):
         parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
         # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
         packed = scan + write - m.drive.write_overlap * min(scan, write)
-        rest = (1 - FORESEEN) * plan_s * looks_ahead + plans_s
+        rest = (1 - MISSES_FOUND) * plan_s * looks_ahead + plans_s
         prepared = inspect - rest + max(rest, packed)
         # Packing beside reading shares the drive.
         epoch = max(pipeline_s(prepared, max(read, copy), n), w.sample_read_s + packed + read)
@@ -281,13 +281,13 @@ class StreamedSizes(SuperbatchSizes):
         return [(widths[name], asked[name], 4 if nodes.rows_of(name).n < 2**31 else 8) for name in nodes.stores]
 
     def _tables_bytes(self, batch: BatchSize, size: int) -> int:
-        """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those with three batches."""
+        """Compute the bytes of checksums of open extents: of the superbatch being packed, and of those that the loop reads."""
         size = max(1, size)
         n_open = min(1 + -(-3 // size), -(-self._n_batches // size))
         graph, n_bytes = self._graph, 0
         for width, n, _ in self._of_features(batch):
             sums = _sums_bytes(width, int(larger(n) * self._miss_share), size)
-            n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.share)
+            n_bytes += table_bytes(sums, PAGES.row_bytes, graph.budget.total, graph.reader.sums_divisor)
         return n_open * n_bytes
 
     @property
@@ -295,7 +295,7 @@ class StreamedSizes(SuperbatchSizes):
         return self.planning.misses.share(self._rows)
 
     def packed_bytes(self, batch: BatchSize) -> int:
-        """See :class:`SuperbatchSizes`; half the bytes, as extents of two superbatches are on disk at once, samples of four."""
+        """See :class:`SuperbatchSizes`. Half the bytes count: samples of four superbatches are on disk, but extents of two."""
         return int(self.context.nodes.asked_bytes(batch) * self._miss_share) // 2
 
     def passes(self, batch: BatchSize) -> PackingPasses:

@@ -77,8 +77,9 @@ class Superbatch(Strategy):
         otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
-        loaded (``"1.5x"``). None: no limit; ``length="auto"`` is chosen for half of the free disk. It rests on estimates: if a
-        superbatch takes more than a small disk, the epoch ends with OSError (ENOSPC); give a larger disk or a smaller length.
+        loaded (``"1.5x"``). None: no limit; ``length="auto"`` is chosen for half of the free disk, divided among the ranks of a
+        machine. It rests on estimates: if a superbatch takes more than a small disk, the epoch ends with OSError (ENOSPC); give a
+        larger disk or a smaller length.
     run_dir : path-like or None
         Directory for run files. They lie in a subdirectory that is removed afterwards, or by the next run after a crash. None:
         ``<dataset>.runs`` beside the dataset, or the temporary directory if nothing can be written there.
@@ -115,7 +116,7 @@ class Superbatch(Strategy):
 
     @property
     def planned_by(self) -> str | Policy | type[Policy]:
-        """The policy, where none is chosen yet that which looks ahead."""
+        """The policy that plans; the one that looks ahead if none is chosen yet."""
         return self.policy
 
     takes_history: ClassVar[bool] = True
@@ -300,7 +301,7 @@ class SuperbatchRunner(Runner):
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
         context = self.context
         if context.divide is not None:
-            context.divide(context, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
+            context.divide(context, self.memory, size, self._planning.policy, serial=not self._planning.overlap)
         sizes, self.prefetch = size_caches(context, self.memory, size, self._planning.policy)
         if sizes:
             with context.watch.time("cache"):
@@ -378,7 +379,7 @@ class SuperbatchRunner(Runner):
             undo.callback(caches.release)
             edge_claim = self._edge_caches.claim()
             undo.callback(self._edge_caches.release)
-            order = self.context.batches.epoch(epoch).in_turn(start, self._memory.get(SAMPLED_AHEAD))
+            order = self.context.batches.epoch(epoch).windowed(start, self._memory.get(SAMPLED_AHEAD))
             undo.callback(order.close)
             run = SuperbatchEpoch(
                 self.context,
@@ -407,6 +408,9 @@ def _drop(drops: Sequence[Callable[[], None]]) -> None:
 
 
 def _cache_room(context: Context, memory: Memory) -> int:
-    """Compute the bytes that caches may take when they are made anew; no method of the runner, whose death ends the caches."""
+    """Compute the bytes that caches may take when they are made anew.
+
+    A function, as the caches keep it: a method would keep the runner alive, whose death ends the caches.
+    """
     context.graph.pool.trim()
     return memory.left_for_caches(context.graph.budget.available, context.prefetch)[0]

@@ -15,7 +15,7 @@ from featstore.cache.table import FeatureCache
 from featstore.epochmemory import EpochMemory, Use
 from featstore.estimate.length import Planning
 from featstore.gather.plan import BatchPlan, Tier
-from featstore.gather.readahead import ReadAhead
+from featstore.gather.prefetchrows import RowPrefetcher
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
@@ -48,7 +48,7 @@ def most_ahead(n_bytes: int) -> int:
 def ahead_bytes(context: Context) -> int:
     """Compute the most bytes of memory into which misses are read ahead.
 
-    They are at most 1 GiB, and at most a quarter of the features: with more, every other page is wanted in any case.
+    They are at most 1 GiB and a quarter of the features. With more, the drive would read every other page in any case.
     """
     return most_ahead(context.nodes.n_bytes)
 
@@ -81,7 +81,7 @@ class SuperbatchEpoch(EpochRun):
         self._claims = claim, edge_claim  # last as long as this epoch
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self._runs: RunDirectory | None = None
-        self._ahead: dict[str, ReadAhead] = {}  # by feature; features with the same rows share one
+        self._ahead: dict[str, RowPrefetcher] = {}  # by feature; features with the same rows share one
         self._overlaps = planning.overlap
         self._memory, self._use = memory, use
         planner = memory[PLANNER]
@@ -141,7 +141,7 @@ class SuperbatchEpoch(EpochRun):
                     if of_part_bytes:
                         read = {name: store.source.gather for name, store in part.stores.items()}
                         misses, said = partial(self._inspector.misses, at), context.nodes.reads.add
-                        ahead = ReadAhead(misses, read, part.row_bytes, start, len(order), of_part_bytes, said)
+                        ahead = RowPrefetcher(misses, read, part.row_bytes, start, len(order), of_part_bytes, said)
                         self._ahead |= dict.fromkeys(part.stores, ahead)
         except BaseException:
             if self._runs is not None:
@@ -155,7 +155,7 @@ class SuperbatchEpoch(EpochRun):
         return min((0 if store.cache is None else store.cache.capacity for store in part.stores.values()), default=0)
 
     @property
-    def _readers(self) -> list[ReadAhead]:
+    def _readers(self) -> list[RowPrefetcher]:
         return list({id(ahead): ahead for ahead in self._ahead.values()}.values())
 
     def _edge_planners(self, planning: Planning, plans: Callable[..., CachePlanner]) -> list[EdgePlanner]:

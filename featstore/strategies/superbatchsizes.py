@@ -12,7 +12,7 @@ from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.cost import LOAD_TABLE_BYTES, ROW_TABLE_BYTES
 from featstore.estimate.length import Length, PackingPasses, Planning, choose_size, judge_length, least_size, planner_bytes
 from featstore.plan.planfile import STORED_PER_ACCESS
-from featstore.plan.planmemory import PLANNER_DIVISOR
+from featstore.plan.planmemory import PLANNER_FRACTION
 from featstore.strategies.context import Context
 from featstore.strategies.memory import AHEAD, EDGE_PLANNER, PLANNER, Memory
 from featstore.strategies.superbatchepoch import ahead_bytes
@@ -130,7 +130,7 @@ class SuperbatchSizes:
     def _planner_bytes(self, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
         """Compute the bytes to reserve for the planner, and for other uses of its memory.
 
-        If caches size themselves, they count with their least rows under ``least``, else with the most rows that could fit.
+        Caches that size themselves count with the most rows that could fit; with ``least``, with their least rows.
         """
         graph, planning, nodes = self._graph, self.planning, self.context.nodes
         capacity = planning.capacity
@@ -151,4 +151,4 @@ class SuperbatchSizes:
     def _whole_or_spilled(self, by_size: Callable[..., int], length: int) -> int:
         """Compute the useful bytes of a planner: all next positions are in memory, unless they take too much of it."""
         whole = by_size(length, spilled=False)
-        return whole if whole <= self._graph.budget.total // PLANNER_DIVISOR else by_size(length, spilled=True)
+        return whole if whole <= int(self._graph.budget.total * PLANNER_FRACTION) else by_size(length, spilled=True)

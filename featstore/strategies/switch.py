@@ -245,7 +245,7 @@ class CacheSwitch:
         self._runs, self._disk, self._planner = runs, disk, planner
 
     def end(self) -> None:
-        """Drop the neighbour cache, with what it had beyond the feature caches, and its run file; these stay as they are."""
+        """Drop the neighbour cache, its run file, and its memory beyond that of the feature caches, which stay."""
         self._drop_neighbors()
         with self._taking:
             if self._reservation.holder == NEIGHBORS:

@@ -157,7 +157,7 @@ class Fault:
 
     @property
     def fired_s(self) -> float:
-        """When the last fault fired, in seconds of ``time.monotonic()``; of an earlier one where this one has not."""
+        """Time of the last fault, in seconds of ``time.monotonic()``; if this one did not fire, of an earlier one."""
         return float(_library().featstore_fault_fired_ns()) / 1e9
 
     def __enter__(self) -> Fault:

@@ -16,7 +16,7 @@ from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, Tier, TierRows
 from featstore.testing import policies
 from featstore.testing.policies import GOLDEN_CAPACITY, GOLDEN_ROWS, _data, _long_trace, _PolicyContract, gathered, golden_trace
 from featstore.testing.strategies import row_ids, traces
@@ -25,7 +25,7 @@ __all__ = ["PlannedPolicyContract", "play_planned"]
 
 Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
-Foreseen = list[tuple[int, list[int]]]
+Announced = list[tuple[int, list[int]]]
 
 
 def play_planned(
@@ -84,7 +84,7 @@ def _horizon(n: int, batches: Sequence[Ints], n_planned: int, spill: Any = None,
 
 def _carry_out(cache: FeatureCache, data: npt.NDArray[np.uint8], ids: Ints, planned: PlannedBatch) -> None:
     hits, misses = np.flatnonzero(planned.slots >= 0), np.flatnonzero(planned.slots < 0)
-    parts = Part(Tier.HOST, planned.slots[hits], hits), Part(Tier.BASE, ids[misses].astype(np.int64), misses)
+    parts = TierRows(Tier.HOST, planned.slots[hits], hits), TierRows(Tier.BASE, ids[misses].astype(np.int64), misses)
     out = gathered(cache, data, BatchPlan(len(ids), parts))
     assert np.array_equal(out, data[ids]), "a plan reads other rows than the batch's"
     cache.apply(planned.changes, out)
@@ -205,9 +205,9 @@ class PlannedPolicyContract(_PolicyContract):
         plans = play_planned(self.make(), 300, 40, _long_trace(), 7, spill=spill)
         assert _as_lists(plans) == self._play(self.make(), 300, _long_trace(), 40, 7), "a horizon that may spill is planned apart"
 
-    def test_what_is_foreseen_is_planned(self) -> None:
+    def test_what_is_announced_is_planned(self) -> None:
         """Check that a policy that announces misses does so for every batch, and plans these misses."""
-        heard: Foreseen = []
+        heard: Announced = []
         plans = play_planned(
             self.make(), 300, 40, _long_trace(), 7, announce=lambda batch, positions: heard.append((batch, positions.tolist()))
         )

@@ -113,7 +113,7 @@ class RowSourceContract(ABC):
 
     def test_threads_gather_at_once(self, tmp_path: Path) -> None:
         rows, source = self._made(tmp_path / "rows")
-        in_turn = source.in_order or self.absent is not None
+        is_ordered = source.in_order or self.absent is not None
 
         def is_right(seed: int) -> bool:
             ids = np.random.default_rng(seed).integers(0, N, 50)
@@ -122,5 +122,5 @@ class RowSourceContract(ABC):
             return np.array_equal(out, rows[ids])
 
         with ThreadPoolExecutor(4) as threads:
-            assert in_turn or all(threads.map(is_right, range(100)))
+            assert is_ordered or all(threads.map(is_right, range(100)))
         source.close()

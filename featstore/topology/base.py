@@ -15,7 +15,7 @@ from featstore.errors import ClosedError, CorruptionError
 from featstore.gather.buffers import huge_array, taking_pages
 from featstore.lazy import lazy
 from featstore.registry import read_only
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import SCAN_BYTES, scan_words
@@ -240,7 +240,7 @@ class CscTopology(Topology):
             step = BLOCK_BYTES // 8
             blocks = ((first, rows[first : first + step]) for first in range(0, num_lists + 1, step))
             with taking_pages(memory):
-                for first, block in read_ahead(indptr.read, blocks):
+                for first, block in double_buffer(indptr.read, blocks):
                     before = int(array[first - 1]) if first else 0
                     _check_offsets(array[first : first + len(block)], first, before, num_lists, num_edges, indptr.path)
                     note(block.nbytes)

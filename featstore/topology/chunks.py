@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.storage.rowfile import RowFile
@@ -21,7 +21,7 @@ from featstore.storage.stripedrows import StripedRows
 from featstore.topology.base import BLOCK_BYTES, Topology
 from featstore.topology.chunkformat import Directory, check_header
 from featstore.topology.listblocks import ListBlock, NodeLists
-from featstore.topology.liststream import WINDOW_DIVISOR
+from featstore.topology.liststream import WINDOW_FACTOR
 from featstore.topology.offsetpages import OffsetPages
 
 __all__ = ["ChunkedTopology"]
@@ -260,7 +260,7 @@ class ChunkedTopology(Topology):
         """
         if not len(nodes):
             return
-        window_bytes, chunks = WINDOW_DIVISOR * block_bytes, self._chunks_of(nodes)
+        window_bytes, chunks = WINDOW_FACTOR * block_bytes, self._chunks_of(nodes)
         for block in self._blocks_of(chunks, block_bytes, window_bytes, int(nodes[0]), int(nodes[-1]) + 1):
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
@@ -306,15 +306,15 @@ class ChunkedTopology(Topology):
             n_tail = int(len(chunks) > n_head and high < d.first_node[chunks[-1] + 1])
             head, middle, tail = np.split(chunks, [n_head, len(chunks) - n_tail])
             words = np.empty(n_words, self.id_dtype)
-            turns = words[: n_words // 2 * 2].reshape(2, -1)
+            buffers = words[: n_words // 2 * 2].reshape(2, -1)
             found = itertools.chain(
-                self._parts_of_chunks(d, head, turns, carry, within),
+                self._parts_of_chunks(d, head, buffers, carry, within),
                 self._whole_chunks(d, middle, words, window_bytes, carry),
-                self._parts_of_chunks(d, tail, turns, carry, within),
+                self._parts_of_chunks(d, tail, buffers, carry, within),
             )
         else:
-            turns = np.empty((2, n_words), self.id_dtype)
-            found = itertools.chain(self._parts_of_chunks(d, chunks, turns, carry, within))
+            buffers = np.empty((2, n_words), self.id_dtype)
+            found = itertools.chain(self._parts_of_chunks(d, chunks, buffers, carry, within))
         for block in found:
             self.check_ids(block.first_edge, block.ids)
             yield block
@@ -344,10 +344,10 @@ class ChunkedTopology(Topology):
                         yield block
 
     def _parts_of_chunks(
-        self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry, within: tuple[int, int]
+        self, d: Directory, chunks: Int64s, buffers: Words, carry: _Carry, within: tuple[int, int]
     ) -> Iterator[ListBlock]:
         """Read chunks in parts: the offsets of some lists, then their ids."""
-        n_ids = turns.shape[1]
+        n_ids = buffers.shape[1]
         n_nodes = max(_LEAST_NODES, n_ids // 4)
         coming: deque[tuple[int, Int64s, int]] = deque()
 
@@ -362,10 +362,10 @@ class ChunkedTopology(Topology):
                     stop = int(np.searchsorted(offsets, edge + n, side="left"))
                     coming.append((first_node + begin, offsets[begin : stop + 1], edge))
                     at = int(d.ids_at[chunk]) + edge - int(d.first_edge[chunk])
-                    yield at, turns[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
+                    yield at, buffers[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
                     turn += 1
 
-        for _, rows in read_ahead(self.chunks.read, reads()):
+        for _, rows in double_buffer(self.chunks.read, reads()):
             first_node, offsets, edge = coming.popleft()
             yield ListBlock(first_node, offsets, edge, rows.reshape(-1).view(self.id_dtype))
 

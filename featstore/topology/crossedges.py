@@ -18,12 +18,12 @@ __all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 
 _LEAST_BLOCK_BYTES: Final = 1 << 16
 _MOST_BLOCK_BYTES: Final = 8 << 20
-_BLOCK_DIVISOR: Final = 16  # a block takes this part of the available memory
+_BLOCK_FRACTION: Final = 1 / 16  # of the available memory, for a block
 
 
 def blocks_in(topology: Topology, budget: Budget, holder: str, most_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[ListBlock]:
     """Read the adjacency once, see :meth:`Topology.blocks`; ``budget`` counts the blocks, which are small if memory is short."""
-    n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, budget.available // _BLOCK_DIVISOR))
+    n_bytes = max(_LEAST_BLOCK_BYTES, min(most_bytes, int(budget.available * _BLOCK_FRACTION)))
     with budget.reserve(holder, scan_bytes(topology.nbytes, n_bytes)):
         yield from topology.blocks(n_bytes)
 

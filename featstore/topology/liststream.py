@@ -16,18 +16,18 @@ from featstore.storage.pagestream import arena_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.topology.listblocks import NodeLists
 
-__all__ = ["LIST_BYTES", "WINDOW_DIVISOR", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "WINDOW_FACTOR", "list_runs", "pass_pages", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 
 LIST_BYTES = 2 << 20  # of two blocks together: ids stay in a processor's cache while neighbours are drawn from them
-WINDOW_DIVISOR = 2  # the window for reading ahead is this multiple of the bytes of two blocks
+WINDOW_FACTOR = 2  # the window for reading ahead has this multiple of the bytes of two blocks
 GAP_PAGES = 8  # gaps up to this are read over, as starting another read takes a drive as long
 
 
 def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
     """Count the bytes that :func:`stream_lists` holds, except the arrays that have an entry for each requested node."""
-    return arena_bytes(WINDOW_DIVISOR * block_bytes) + block_bytes // 2
+    return arena_bytes(WINDOW_FACTOR * block_bytes) + block_bytes // 2
 
 
 def list_runs(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
@@ -90,7 +90,7 @@ def stream_lists(
     fed = 0
 
     counted = np.stack([1 + runs[:, 0], counts], axis=1)  # page 0 is the header
-    with indices.stream(counted, WINDOW_DIVISOR * block_bytes) as stream:
+    with indices.stream(counted, WINDOW_FACTOR * block_bytes) as stream:
 
         def take(n: int, places: Int64s, edges: Int64s) -> npt.NDArray[Any]:
             """Read and check the ids of the next ``n`` pages, in which runs that begin with ``edges`` lie at ``places``."""

@@ -19,7 +19,7 @@ __all__ = ["OffsetPages"]
 Int64s = npt.NDArray[np.int64]
 
 _LEAST_PAGES = 64
-_BUDGET_DIVISOR = 64  # the cache takes this part of the budget
+_BUDGET_FRACTION = 1 / 64  # of the budget, for the cache
 _READ_PAGES = 256  # pages read at once; they are in memory twice meanwhile
 
 
@@ -47,7 +47,7 @@ class OffsetPages:
 
     @staticmethod
     def _n_slots(n_pages: int, total: int) -> int:
-        return min(n_pages, max(_LEAST_PAGES, total // _BUDGET_DIVISOR // PAGE_BYTES))
+        return min(n_pages, max(_LEAST_PAGES, int(total * _BUDGET_FRACTION) // PAGE_BYTES))
 
     @staticmethod
     def _bytes(n_pages: int, n_slots: int) -> int:

@@ -173,7 +173,7 @@ def reach_bytes(num_nodes: int, num_edges: int, *, counts: bool = False) -> int:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far :func:`reach` is: ``hop_of`` so far, for which lists from that of ``node``, at ``hop``, are still to be read."""
+    """Progress of :func:`reach`: ``hop_of`` so far, for which lists from that of ``node``, at ``hop``, are still to be read."""
 
     hop_of: Uint8s
     hop: int

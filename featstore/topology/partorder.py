@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 
 _LEAST_WINDOW_BYTES: Final = 1 << 16
 _PIECE_NODES: Final = 1 << 16
-_WINDOW_DIVISOR: Final = 2  # the window takes this part of the available memory
+_WINDOW_FRACTION: Final = 1 / 2  # of the available memory, for the window
 
 
 class PartOrder:
@@ -68,7 +68,7 @@ class PartOrder:
         fits one window.
         """
         topology = self._topology
-        n_bytes = max(_LEAST_WINDOW_BYTES, self._budget.available // _WINDOW_DIVISOR)
+        n_bytes = max(_LEAST_WINDOW_BYTES, int(self._budget.available * _WINDOW_FRACTION))
         room = min(topology.num_edges, n_bytes // topology.id_bytes)
         with self._budget.reserve(self._holder, room * topology.id_bytes):
             window = np.empty(room, topology.id_dtype)

@@ -18,7 +18,7 @@ Int64s = npt.NDArray[np.int64]
 
 _KEY_BITS = 64
 _PIECE_NODES = 1 << 16  # most nodes weighed at once; their scores are converted to float64
-_SCRATCH_DIVISOR = 64  # in a smaller graph this part of the nodes is weighed at once
+_SCRATCH_FRACTION = 1 / 64  # of the nodes, weighed at once in a smaller graph
 
 
 def write_prefix(
@@ -82,7 +82,7 @@ def scratch_bytes(num_nodes: int) -> int:
 
 def piece_nodes(num_nodes: int) -> int:
     """Choose the number of nodes weighed at once: few for a small graph, so that choosing takes little memory."""
-    return min(num_nodes, max(256, num_nodes // _SCRATCH_DIVISOR), _PIECE_NODES)
+    return min(num_nodes, max(256, int(num_nodes * _SCRATCH_FRACTION)), _PIECE_NODES)
 
 
 def _digit_bits(num_nodes: int) -> int:

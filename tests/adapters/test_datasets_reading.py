@@ -109,7 +109,7 @@ def test_edges_without_rows_are_recorded_too(made: Path, tmp_path: Path, monkeyp
 
 
 def test_names_through_files_go_on_behind_the_tables(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the attempt in memory had recorded is forgotten; the next call reads no table again."""
+    """The records of the attempt in memory are forgotten; the next call reads no table again."""
     monkeypatch.setattr(module, "Room", lambda _: Room(20_000))
     interrupts = Interrupts(monkeypatch)
     skip = steps.Steps.skip

@@ -133,7 +133,7 @@ def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_files_that_are_named_from_elsewhere_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where metadata.yaml itself is given, no folder says which files there are."""
+    """A given metadata.yaml leaves open which files there are, as no folder is given."""
     bolt, _ = one_type(tmp_path / "in")
     edges = np.load(bolt.root / "edges" / "e.npy")
     bolt.meta["graph"]["edges"] = [bolt.array("../edges", edges)]

@@ -32,7 +32,7 @@ Batch = tuple[int, str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the dataset ``g`` is, and where ranks write what they had."""
+    """The folder of the dataset ``g``, in which ranks write what they had."""
     rng, found = np.random.default_rng(0), tmp_path_factory.mktemp("frameworks")
     options: dict[str, Any] = {"features": {"x": rng.standard_normal((N, 8)).astype(np.float32)}, "memory": "16MiB"}
     edges = rng.integers(0, N, (2, 4 * N))

@@ -43,7 +43,7 @@ OF_LIGHTNING = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the dataset ``g`` is, and where checkpoints are."""
+    """The folder of the dataset ``g`` and of checkpoints."""
     rng, found = np.random.default_rng(0), tmp_path_factory.mktemp("lightning")
     options: dict[str, Any] = {"features": {"x": rng.standard_normal((N, 8)).astype(np.float32)}, "memory": "16MiB"}
     options |= {"node_data": {"y": rng.integers(0, 3, N)}, "progress": False}
@@ -79,7 +79,7 @@ def flat(epochs: Iterable[list[Any]]) -> list[Any]:
 
 
 class Stopped(Exception):
-    """What ends a training."""
+    """The error that ends a training."""
 
 
 def model_of(**hooks: Callable[[Any, int], None]) -> Any:

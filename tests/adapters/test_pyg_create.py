@@ -78,7 +78,7 @@ def transposed(data: Any) -> Any:
 
 
 class Sparse:
-    """What is asked of a torch_sparse.SparseTensor."""
+    """The part of a torch_sparse.SparseTensor that is asked for."""
 
     def __init__(self, edge_index: torch.Tensor, weights: Any = None, sizes: tuple[int, int] = (N, N)) -> None:
         order = torch.argsort(edge_index[1], stable=True)

@@ -45,7 +45,7 @@ def start(way: str, folder: Path, environment: dict[str, str]) -> subprocess.Pop
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Return what a program printed; its time is bounded."""
+    """Wait for a program and return its output; its time is bounded."""
     try:
         printed, errors = process.communicate(timeout=500)
     except subprocess.TimeoutExpired:

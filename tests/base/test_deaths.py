@@ -1,4 +1,4 @@
-"""What runs while objects die, where CPython drops Ctrl-C and every other error."""
+"""Finalizers, which run while objects die, where CPython drops Ctrl-C and every other error."""
 
 from __future__ import annotations
 

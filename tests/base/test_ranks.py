@@ -102,7 +102,7 @@ def test_how_many_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its process group meets; else the parent, of which a number alone is not enough, as numbers are used again."""
+    """A job is known by where its group meets; else by the parent, and not by its number alone, as numbers are used again."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     parent = local_job()

@@ -37,7 +37,7 @@ BUILTIN = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3f
 
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Forget what a test registers after it."""
     available_policies()
     monkeypatch.setattr(base.POLICIES, "known", dict(base.POLICIES.known))
     monkeypatch.setattr(base.POLICIES, "_asked", set())

@@ -76,18 +76,18 @@ def run_windows(n: int, batches: list[list[int]], capacity: int, size: int, ahea
     for first in range(0, len(batches), size):
         seen = [np.array(batch, dtype) for batch in batches[first : first + size + ahead]]
         offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
-        foreseen: list[list[int]] = []
+        announced: list[list[int]] = []
         n_planned = min(size, len(batches) - first)
 
-        def announce(batch: int, positions: Int32s, foreseen: list[list[int]] = foreseen) -> None:
-            assert batch == len(foreseen)
-            foreseen.append(positions.tolist())
+        def announce(batch: int, positions: Int32s, announced: list[list[int]] = announced) -> None:
+            assert batch == len(announced)
+            announced.append(positions.tolist())
 
         planned = []
         for plan in policy.plan(Horizon(n, offsets, seen.__getitem__, n_planned, announce=announce)):
-            assert len(foreseen) == n_planned
+            assert len(announced) == n_planned
             planned.append(plan)
-        assert foreseen == [np.flatnonzero(plan.slots < 0).tolist() for plan in planned]
+        assert announced == [np.flatnonzero(plan.slots < 0).tolist() for plan in planned]
         for batch, plan in zip(batches[first : first + size], planned, strict=True):
             assert plan.slots.tolist() == [cached.get(row, -1) for row in batch]
             loads.append(int((plan.slots < 0).sum()))
@@ -173,7 +173,7 @@ def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: 
 def test_a_larger_field_changes_no_plan(
     trace: tuple[int, list[list[int]]], capacity: int, size: int, ahead: int, dtype: Any
 ) -> None:
-    """Where the field has more rows than a horizon accesses, these are numbered; the plans are those of tables of all rows."""
+    """A field with more rows than a horizon accesses has these numbered; the plans are those of tables of all rows."""
     n, batches = trace
     capacity = min(capacity, n)
     assert plans_of(n, batches, capacity, size, ahead, dtype) == plans_of(n + 1000, batches, capacity, size, ahead, dtype)
@@ -263,7 +263,7 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
 
 
 def test_batches_of_very_different_size() -> None:
-    """Where the far end of what stays jumps to and fro, the limit on what is entered changes nothing."""
+    """The far end of what stays jumps to and fro; the limit on what is entered changes nothing."""
     rng = np.random.default_rng(8)
     n = 400
     for _ in range(40):
@@ -359,7 +359,7 @@ def test_a_simulation_ends_when_misses_are_known(monkeypatch: pytest.MonkeyPatch
     assert planned == [5]
 
 
-def test_a_simulation_does_not_believe_what_a_plug_in_foresees() -> None:
+def test_a_simulation_does_not_believe_what_a_plug_in_announces() -> None:
     class Hopeful(Belady):
         def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
             announce = horizon.announce
@@ -368,7 +368,7 @@ def test_a_simulation_does_not_believe_what_a_plug_in_foresees() -> None:
                 replace(horizon, announce=lambda batch, missed: announce(batch, missed[:0] if batch > 9 else missed))
             )
 
-    with pytest.raises(PluginError, match=r"announce|foresaw|miss"):
+    with pytest.raises(PluginError, match=r"announce|miss"):
         simulate([np.arange(k, k + 5) for k in range(20)], 5, Hopeful(), n=30)
 
 

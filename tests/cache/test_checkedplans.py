@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Changeset, Tier, TierRows
 from featstore.pack.layout import find_layouts
 from featstore.storage.reader import MAX_ENGINES
 from tests.support.graphs import make_graph
@@ -106,7 +106,7 @@ LOADERS = [way for way in WAYS if way != "simulate"]
 
 
 def state(g: Any) -> tuple[Any, ...]:
-    """What must be as before: memory held, threads, run files."""
+    """Note what must be as before: memory held, threads, run files."""
     g.cache("x", 0)
     g.pool.trim()
     if "sampler scratch" in g.memory_report():
@@ -162,7 +162,7 @@ def test_a_batch_of_no_rows_may_evict(graph: Any) -> None:
     store = graph.features["x"]
     rows, none = np.array([7, 9]), np.empty(0, np.int64)
     here = np.arange(2)
-    plan = BatchPlan(2, (Part(Tier.BASE, rows, here),), Changeset(rows, here, here.astype(np.int32), none))
+    plan = BatchPlan(2, (TierRows(Tier.BASE, rows, here),), Changeset(rows, here, here.astype(np.int32), none))
     store.gather(torch.from_numpy(rows), plan)
     assert store.cache.n_cached == 2
     store.gather(torch.from_numpy(none), BatchPlan(0, (), Changeset(none, none, none.astype(np.int32), rows[:1])))

@@ -122,7 +122,7 @@ def test_rows_that_stay_are_planned_before_the_next_superbatch_is_sampled(
 
 @pytest.fixture
 def read_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call reads into a cache, without a pass that is made anyway."""
+    """Count the rows that each call reads into a cache, without a pass that is made anyway."""
     rows: list[int] = []
 
     def read(self: Domain, name: str, some: Any, *others: Any) -> None:

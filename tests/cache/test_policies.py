@@ -129,7 +129,7 @@ def wide() -> list[Int64s]:
 
 @pytest.mark.parametrize(("pair", "capacity"), covering(PAIRS, [50, 100, 200, 350]))
 def test_batches_wider_than_the_cache_load_no_more_than_one_row_at_a_time(pair, capacity, wide) -> None:
-    """What a policy decides within a batch is worth as much as what it decides between rows; a batch's hits are known at once."""
+    """Decisions within a batch are worth as much as what it decides between rows; a batch's hits are known at once."""
     policy, reference = pair
     wide = wide[:20]
     rows = [ids[i : i + 1] for ids in wide for i in range(len(ids))]

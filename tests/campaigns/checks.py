@@ -1,4 +1,4 @@
-"""What campaigns share: an operation that is ready to be broken, names that are the same in each attempt, states seen before."""
+"""Parts of campaigns: an operation that is ready to be broken, names that are the same in each attempt, states seen before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the damage campaign damages: directories that hold every kind of file that the library writes, and how to read them whole.
+"""Subjects of the damage campaign: directories that hold every kind of file that the library writes, and how to read them whole.
 
 Each subject is made twice, from other values; the files of the second are the older copies that damage puts back.
 """

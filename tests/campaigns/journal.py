@@ -169,7 +169,7 @@ class Journal:
         return found
 
     def left(self, choice: str, seed: int = 0) -> dict[str, bytes | str | None]:
-        """Return what a power cut now leaves, by path below the root: bytes of files, targets of links, None of directories."""
+        """Compute what a power cut now leaves, by path below the root: bytes of files, targets of links, None of directories."""
         of_names, of_bytes = CHOICES[choice]
         draws = random.Random(seed)
         chosen = self._closed({change for change in self._pending if draws.random() < of_names})

@@ -158,7 +158,7 @@ UPDATES: dict[str, Any] = {  # a few pages; more, into which those are merged; s
 
 
 def changed(*names: str) -> Callable[[Path], None]:
-    """What is there after these changes of the old dataset."""
+    """The dataset after these changes of the old one."""
 
     def make_it(root: Path) -> None:
         make(root / "g", "old")

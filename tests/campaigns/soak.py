@@ -40,7 +40,7 @@ MOST_BYTES, MOST_DISK = 12 << 20, 1.5  # what resident memory may grow by, and t
 
 @dataclass(frozen=True)
 class Round:
-    """What a process holds after a round: all that must not grow."""
+    """Holdings of a process after a round: all that must not grow."""
 
     strategy: str
     seconds: float

@@ -52,7 +52,7 @@ def train(path: Path | str, folder: Path | str, *more: str, epochs: int = EPOCHS
 
 
 def outcome(folder: Path | str, shown: str, save: str = "model") -> dict[str, Any]:
-    """Return what a training came to: losses, accuracies and weights, without times."""
+    """Read the results of a training: losses, accuracies and weights, without times."""
     found = json.loads(shown)
     model, sizes = load_model(f"{folder}/{save}")
     return {

@@ -413,7 +413,7 @@ def test_as_a_program():
 
 @pytest.mark.parametrize(("closed", "status", "path"), [("2", 2, "nowhere"), ("1", 0, ""), ("1", 2, "nowhere")])
 def test_an_output_that_was_closed_before(small, closed, status, path):
-    """What would be printed to it goes nowhere: not to the other one, and into no file."""
+    """Text for it goes nowhere: not to the other one, and into no file."""
     command = f"{sys.executable} -m featstore.cli info {path or small.path} {closed}>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == status

@@ -96,7 +96,7 @@ class Plugin(Belady):
 
 
 @given(st.lists(st.lists(st.integers(0, 30), unique=True, max_size=20), max_size=8), st.integers(1, 12))
-def test_misses_that_are_foreseen_are_those_of_whole_plans(batches: list[list[int]], capacity: int) -> None:
+def test_misses_that_are_announced_are_those_of_whole_plans(batches: list[list[int]], capacity: int) -> None:
     whole = simulate(batches, capacity, Plugin(), n=31).tolist()
     policy = Belady()
     for _ in range(2):  # a plan that was left does not spoil the next one

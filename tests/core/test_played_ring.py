@@ -21,7 +21,7 @@ LOOPS = pytest.mark.parametrize("loop", ["gather", "stream"])
 
 
 class Ending(NamedTuple):
-    """What the program says at last."""
+    """The last words of the program."""
 
     n_done: int
     kind: int

@@ -1,4 +1,4 @@
-"""What a directory holds, whole and damaged, and the drive's rates."""
+"""Contents of a directory, whole and damaged, and the drive's rates."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def train(graph: Path, sampler: str, name: str) -> Found:
 
 
 def entry(found: dict[str, Found]) -> dict[str, Any]:
-    """Return what the table has of a sampler, by what was found of each strategy: what "auto" takes depends on the machine."""
+    """Make the table's entry of a sampler, by what was found of each strategy: what "auto" takes depends on the machine."""
     loaded = {name: each.rows_loaded for name, each in found.items() if name != "auto"}
     return {"digests": found["ondemand"].digests, "rows_loaded": loaded}
 

@@ -1,4 +1,4 @@
-"""What a recorded trace says of an epoch: accesses, hits and loads, extrapolated from a part of its batches."""
+"""An epoch as a recorded trace tells it: accesses, hits and loads, extrapolated from a part of its batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
 
 
 def test_static_hits_are_judged_on_other_batches_than_those_that_chose_the_rows() -> None:
-    """What rows chosen on one epoch serve of another, against counting it on another; in sample all would be hits."""
+    """Hits of rows chosen on one epoch in another, against counting it on another; in sample all would be hits."""
     n, n_batches, size = 20_000, 30, 600
     rng = np.random.default_rng(3)
 
@@ -140,7 +140,7 @@ def test_what_an_online_policy_loads_is_simulated() -> None:
 
 
 def test_seconds_of_planning_grow_with_the_batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What planning takes however few they are is not taken once more for each."""
+    """The seconds that planning takes for any number of batches are not taken once more for each."""
     clock = [0.0]
     real = choice_module.simulate
 

@@ -28,7 +28,7 @@ def test_copies_are_measured_within_the_budget() -> None:
 
 
 def test_copies_are_measured_of_rows_that_no_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was copied a moment ago comes from the processor's cache, one and a half times as fast."""
+    """A row that was copied a moment ago comes from the processor's cache, one and a half times as fast."""
     asked: list[set[int]] = []
     written: list[int] = []
 

@@ -50,7 +50,7 @@ def chosen(w: Workload, m: Machine) -> Choice:
 
 
 def streamed_or_superbatch(row_bytes: int, share: float) -> str:
-    """What is taken where nothing but the drive costs, and gathers are so many that pages are seldom shared."""
+    """Choose a strategy if nothing but the drive costs, and gathers are so many that pages are seldom shared."""
     loads = int(share * N)
     w = workload(row_bytes=row_bytes, n_batches=20_000, superbatch=20_000, loads=loads, n_accesses=loads, n_top=0)
     found = by_name(replace(w, sample_s=0.0, plan_s=0.0), FREE_COPIES)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.estimate.epochmodel import EpochModel
-from featstore.estimate.unseen import tally
+from featstore.estimate.unseen import count_accesses
 from featstore.plan.trace import Trace
 
 
 def counts_of(trace: Trace, n_batches: int) -> np.ndarray:
-    return tally(trace.head(n_batches))[1]
+    return count_accesses(trace.head(n_batches))[1]
 
 
 @pytest.mark.parametrize("policy", ["belady", "sieve"])

@@ -1,4 +1,4 @@
-"""How many batches a superbatch has: what the planner's memory and the disk allow, and what is said where that is few."""
+"""The length of superbatches: what the planner's memory and the disk allow, and what is said where that is few."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featstore.cache.base import Policy, get_policy
 from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
 from featstore.estimate.length import PackingPasses, Planning, at_least, choose_size, planner_bytes, what_would_help
-from featstore.plan.planmemory import PLANNER_DIVISOR
+from featstore.plan.planmemory import PLANNER_FRACTION
 from tests.support.graphs import make_graph
 
 BATCH, MANY = 1000, 200
@@ -45,14 +45,14 @@ def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, ove
     passes = None if pass_bytes is None else PackingPasses(pass_bytes, 10**9)
     found = choose_size(planning(n, total, overlap=overlap), n_batches, BATCH, 1, passes)
     most = min(n_batches, MANY) if overlap else n_batches
-    for share in (PLANNER_DIVISOR, PLANNER_DIVISOR // 2, PLANNER_DIVISOR // 4):
+    for fraction in (PLANNER_FRACTION, 2 * PLANNER_FRACTION, 4 * PLANNER_FRACTION):
         held, spilled = (
             max(
                 [1]
                 + [
                     size
                     for size in range(1, most + 1)
-                    if needed(n, n_batches, size, spilled=each, overlap=overlap) <= total // share
+                    if needed(n, n_batches, size, spilled=each, overlap=overlap) <= int(total * fraction)
                 ]
             )
             for each in (False, True)
@@ -66,7 +66,7 @@ def test_the_length_is_the_largest_that_its_share_holds(n, total, n_batches, ove
 
 @pytest.mark.parametrize("n", [100_000, 16_777_216, 111_059_956])
 def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
-    """What grows with the field is no more; a superbatch of papers100M's size is as long as one of a small graph's."""
+    """Nothing else grows with the field; a superbatch of papers100M's size is as long as one of a small graph's."""
     small = needed(n=10**9, n_batches=100, size=10, spilled=True)
     assert 0 <= needed(n, 100, 10, spilled=True) <= n // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
     assert small <= 10**9 // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
@@ -176,7 +176,7 @@ def test_what_would_help() -> None:
 
 
 def test_many_passes_are_said(tmp_path: Path) -> None:
-    """Where the disk holds two batches, each pair costs a pass over the features; the loader warns and says what would help."""
+    """On a disk that holds two batches, each pair costs a pass over the features; the loader warns and says what would help."""
     n = 20_000
     indptr, indices = make_graph(n, 3.0)
     x = np.zeros((n, 64), np.float32)

@@ -75,7 +75,7 @@ def by_sets(g: featstore.OutOfCoreGraph, batches: Any, sampler: Any, positions: 
 
 
 def middles(n: int, m: int) -> list[int]:
-    """Where ``m`` batches of ``n`` are spread evenly: the place in the middle of each share, by exact arithmetic."""
+    """Spread ``m`` batches of ``n`` evenly: the place in the middle of each share, by exact arithmetic."""
     return [int(n / m * k + n / m / 2 + 1e-9) for k in range(m)]
 
 

@@ -48,7 +48,7 @@ def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
 
 
 class Enumerated:
-    """What each node saves in an epoch, by loops and dictionaries."""
+    """The reads that each node saves in an epoch, by loops and dictionaries."""
 
     def __init__(self, sampler: Any, order: Any, staleness: int, outside: set[int]) -> None:
         self.accesses, self.edges, self.rows, self.drawn = (Counter[int]() for _ in range(4))

@@ -83,7 +83,7 @@ def test_a_layout_that_is_not_there_pays_for_its_tables(epochs: int) -> None:
     timed = replace(FREE_COPIES, static_table_s=1e-7, planned_table_s=2e-7, missed_table_s=5e-7)
 
     def more(**changes: Any) -> dict[str, float]:
-        """Return what tables add to the seconds before the first epoch, by policy."""
+        """Compute the seconds that tables add to those before the first epoch, by policy."""
         plain, found = (estimate_all(replace(w, **changes), machine) for machine in (FREE_COPIES, timed))
         return {each.policy: each.once_s - other.once_s for each, other in zip(found, plain, strict=True) if each.is_of_layout}
 

@@ -1,4 +1,4 @@
-"""What a few batches, and a few rows, tell of all of them."""
+"""Estimates from a few batches, and a few rows, of all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featstore.estimate import choice as choice_module
 from featstore.estimate.choice import expected_hits, observe, static_hits
 from featstore.estimate.epochmodel import MODEL_BYTES
 from featstore.estimate.rowsample import RowSample, numbered
-from featstore.estimate.unseen import distinct_rows, tally
+from featstore.estimate.unseen import count_accesses, distinct_rows
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace
 from tests.estimate.test_choice import skewed
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_pieces")
 @given(st.lists(st.sets(st.integers(0, 11)), max_size=8))
 def test_a_tally_counts_batches_rows_and_what_is_new(batches: list[set[int]]) -> None:
     trace = Trace([sorted(batch) for batch in batches], 12)
-    counts, rows_of, fresh = tally(trace)
+    counts, rows_of, fresh = count_accesses(trace)
     assert counts.tolist() == row_counts(trace).tolist()
     assert rows_of.tolist() == np.bincount(counts, minlength=len(batches) + 1).tolist()
     assert fresh.tolist() == [len(set(batch).difference(*batches[:k])) for k, batch in enumerate(batches)]
@@ -35,8 +35,8 @@ def test_a_tally_counts_batches_rows_and_what_is_new(batches: list[set[int]]) ->
 def test_distinct_rows_of_many_batches_follow_from_a_few(seen: int, power: float) -> None:
     rng, n, total = np.random.default_rng(1), 40_000, 80
     batches = [np.unique((n * rng.random(1500) ** power).astype(np.int64)) for _ in range(total)]
-    counts, rows_of, _ = tally(Trace(batches[:seen], n))
-    actual = np.cumsum(tally(Trace(batches, n))[2])
+    counts, rows_of, _ = count_accesses(Trace(batches[:seen], n))
+    actual = np.cumsum(count_accesses(Trace(batches, n))[2])
     found = distinct_rows(rows_of, seen, np.arange(seen, total + 1))
     assert found[0] == (counts > 0).sum() == actual[seen - 1]
     assert found == pytest.approx(actual[seen - 1 :], rel=0.15)
@@ -64,7 +64,7 @@ def test_distinct_rows_of_nothing_and_of_one_batch() -> None:
 def test_a_cache_that_a_few_batches_do_not_fill_learns_from_the_others(share: float) -> None:
     n, seen, total = 30_000, 8, 80
     batches = skewed(n, 2 * total, 900)
-    rows_of = tally(Trace(batches[:seen], n))[1]
+    rows_of = count_accesses(Trace(batches[:seen], n))[1]
     capacity = int(share * n)
     chosen = np.argsort(-row_counts(Trace(batches[:total], n)), kind="stable")[:capacity]
     kept = np.zeros(n, bool)

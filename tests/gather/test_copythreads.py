@@ -1,4 +1,4 @@
-"""How many threads copy beside a stream: the quicker number, whichever it is, and again after that has changed."""
+"""The number of threads that copy beside a stream: the quicker one, whichever it is, and again after that has changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_quicker_number_runs(n_threads: int, more_is_better: bool) -> None:
 
 
 def test_a_change_is_noticed() -> None:
-    """Where the other number becomes quicker, it runs after a few more tries."""
+    """The other number runs after a few more tries, once it becomes quicker."""
     threads = CopyThreads(2)
     run(threads, {1: 1.0, 2: 1.7}, 20 * BLOCK)
     assert run(threads, {1: 1.0, 2: 0.6}, 4 * EVERY * BLOCK)[-1] == 1

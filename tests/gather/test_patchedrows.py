@@ -63,7 +63,7 @@ def test_packing_and_tables_of_sums_that_are_not_kept(
     using = reader()
     if not is_kept:
         monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
-        using.share = 1 << 20
+        using.sums_divisor = 1 << 20
     source = patched(
         rows, tmp_path, n, [sorted(rng.choice(n // 2, n // 13, replace=False).tolist()), [4, 5, 6, n // 2 - 1]], using
     )

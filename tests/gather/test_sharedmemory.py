@@ -370,7 +370,7 @@ def test_files_of_other_users(memory: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_and_files_of_others_stay(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is swept are files of a name as this module gives them; a copy that cannot be mapped is removed at once."""
+    """Only files of a name as this module gives them are swept; a copy that cannot be mapped is removed at once."""
     prefix = sharedmemory._prefix()
     (memory / f"{prefix}mine").write_bytes(b"1")
     (memory / f"{prefix}{'0' * 32}").mkdir()
@@ -393,7 +393,7 @@ def test_names_and_files_of_others_stay(memory: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_interpreter_that_ends(memory: Path) -> None:
-    """What was never closed is given up at exit."""
+    """Copies that were never closed are given up at exit."""
     script = f"""
 from featstore.gather import sharedmemory
 sharedmemory.DIRECTORY = {str(memory)!r}

@@ -18,8 +18,8 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
-from featstore.gather.executor import Tally
-from featstore.gather.plan import Addresses, BatchPlan, Changeset, Part, Tier
+from featstore.gather.counters import GatherCounts
+from featstore.gather.plan import Addresses, BatchPlan, Changeset, Tier, TierRows
 from featstore.gather.sources import AbsentRows, ExtentSource, MemorySource, RowSource
 from featstore.graph.feature import FeatureStore
 from featstore.storage.extents import ExtentMap, ExtentWriter
@@ -222,18 +222,18 @@ def test_slices(store: Any) -> None:
 
 
 def test_what_a_planned_cache_gave_back_is_read(store: Any) -> None:
-    cache, tally = use_cache(store, None, 4), Tally()
+    cache, counts = use_cache(store, None, 4), GatherCounts()
     rows, here, none = np.array([7, 899, 0]), np.arange(3), np.empty(0, np.int64)
     ids = torch.from_numpy(rows)
-    plan = BatchPlan(3, (Part(Tier.BASE, rows),), Changeset(rows, here, here.astype(np.int32), none))
-    assert torch.equal(store.gather(ids, plan, None, tally), store.x[rows])
+    plan = BatchPlan(3, (TierRows(Tier.BASE, rows),), Changeset(rows, here, here.astype(np.int32), none))
+    assert torch.equal(store.gather(ids, plan, None, counts), store.x[rows])
     assert cache.n_cached == 3
-    hits = BatchPlan(3, (Part(Tier.HOST, here.astype(np.int32), here),))
-    assert torch.equal(store.gather(ids, hits, None, tally), store.x[rows])
-    assert (tally.rows, tally.read.rows) == ({Tier.BASE: 3, Tier.HOST: 3}, 3)
+    hits = BatchPlan(3, (TierRows(Tier.HOST, here.astype(np.int32), here),))
+    assert torch.equal(store.gather(ids, hits, None, counts), store.x[rows])
+    assert (counts.rows, counts.read.rows) == ({Tier.BASE: 3, Tier.HOST: 3}, 3)
     cache._cut(1)
-    assert torch.equal(store.gather(ids, hits, None, tally), store.x[rows])
-    assert (tally.rows, tally.read.rows) == ({Tier.BASE: 5, Tier.HOST: 4}, 5)
+    assert torch.equal(store.gather(ids, hits, None, counts), store.x[rows])
+    assert (counts.rows, counts.read.rows) == ({Tier.BASE: 5, Tier.HOST: 4}, 5)
 
 
 def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
@@ -257,7 +257,7 @@ def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:
     calls: list[str] = []
     rows = store.x.numpy().view(np.uint8)
     plan = BatchPlan(
-        5, (Part(Tier.PACKED, range(2), np.array([4, 0])), Part(Tier.BASE, np.array([8, 1, 2]), np.array([1, 2, 3])))
+        5, (TierRows(Tier.PACKED, range(2), np.array([4, 0])), TierRows(Tier.BASE, np.array([8, 1, 2]), np.array([1, 2, 3])))
     )
     store.source.close()
     store._gather.source = Short(rows, 1)

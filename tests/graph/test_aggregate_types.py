@@ -27,7 +27,7 @@ from tests.support.whole_graph import aggregated
 
 
 def expected_of(graph: TypedArrays, key: Any, x: np.ndarray, op: str) -> np.ndarray:
-    """Return what ``aggregate`` makes of ``x``: ``aggregated`` over a graph whose nodes are sources as well as destinations."""
+    """Compute ``aggregate`` of ``x``: ``aggregated`` over a graph whose nodes are sources as well as destinations."""
     src, dst = graph.edges[key]
     n = max(graph.n[key[0]], graph.n[key[2]])
     rows = np.zeros((n, *x.shape[1:]))
@@ -213,7 +213,7 @@ def test_an_id_of_another_type_is_damage(g: Any) -> None:
 
 
 def test_an_interrupted_call_of_the_same_edge_type_is_gone_on_with(g: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of another type of edges, whose files are the same, is not used."""
+    """Files left of another type of edges, of the same content, are not used."""
     monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     monkeypatch.setattr(aggregate, "_PART_BYTES", 256)
     real = making.Making.checkpoint

@@ -1,4 +1,4 @@
-"""What was built beside the chunked topology gives the same on it as on CSC: made features, epoch-wide sampling, kept lists."""
+"""Later work beside the chunked topology gives the same on it as on CSC: made features, epoch-wide sampling, kept lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no whole dataset is refused by name, and every damage is found, when it is opened, read or verified."""
+"""Damaged datasets: what is not whole is refused by name, and every damage is found, when it is opened, read or verified."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from featstore.storage.pagestream import arena_bytes
 from featstore.storage.rowfile import RowFile
 from featstore.topology.base import huge_bytes
 from featstore.topology.edgeids import EdgeIds
-from featstore.topology.liststream import WINDOW_DIVISOR
+from featstore.topology.liststream import WINDOW_FACTOR
 from featstore.topology.prefix import write_prefix
 from tests.storage.test_sections import altered
 from tests.support.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
@@ -312,7 +312,7 @@ def test_what_lists_of_some_nodes_hold_is_counted(n: int, topology: str, tmp_pat
             held = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        window = arena_bytes(WINDOW_DIVISOR * lists_block_bytes(g.topology))
+        window = arena_bytes(WINDOW_FACTOR * lists_block_bytes(g.topology))
         assert held + window < scratch_bytes + 20_000
         assert 0 < cache.n_cached < n
         cache.close()

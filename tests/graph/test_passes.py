@@ -109,7 +109,7 @@ def test_blocks_are_as_many_as_the_memory_makes_them(tmp_path: Path) -> None:
 
 
 def held(memory: int) -> int:
-    """Return what lists are read through."""
+    """List what lists are read through."""
     block = max(16 << 10, memory // 32)
     return stream_bytes(block) + block
 

@@ -1,4 +1,4 @@
-"""What graphs, stores, types and packs show of themselves: fields, bytes, caches, memory; nothing is read for it."""
+"""The forms in which graphs, stores, types and packs show themselves: fields, bytes, caches, memory; nothing is read for it."""
 
 from __future__ import annotations
 

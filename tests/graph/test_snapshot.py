@@ -14,7 +14,7 @@ import featstore
 from featstore.config import Options
 from featstore.graph.snapshot import check_memory
 from featstore.storage import pagedsums, rowfile
-from featstore.storage.pagedsums import PagedSums, pointer_bytes, share_of, table_bytes
+from featstore.storage.pagedsums import PagedSums, divisor_for, pointer_bytes, table_bytes
 
 PAGE = 4096
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -43,7 +43,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_first_error_names_what_suffices(datasets, shape, paged, verify, monkeypatch) -> None:
     if paged:  # as tables of files that are thousands of times larger
         monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
-        monkeypatch.setattr(pagedsums, "SHARE", 4000)
+        monkeypatch.setattr(pagedsums, "DIVISOR", 4000)
     with pytest.raises(featstore.BudgetError, match="is too small for opening") as caught:
         featstore.open(datasets[shape], memory=1, verify=verify)
     needed = caught.value.needed
@@ -68,7 +68,7 @@ def test_many_tables_share_a_quarter(width: int) -> None:
         needed.append(caught.value.needed or 0)
         check_memory("g", files, Options.resolve(memory=needed[-1]))
         total = 1 << 30
-        tables = n * table_bytes(200 << 20, 512, total, share_of([200 << 20] * n))
+        tables = n * table_bytes(200 << 20, 512, total, divisor_for([200 << 20] * n))
         pointers = n * pointer_bytes((200 << 20) // PAGE)
         assert tables <= total // 4 * (PAGE + 16) // PAGE + n * PagedSums.held_bytes(512, 0) + pointers
     assert needed == sorted(needed)
@@ -79,7 +79,7 @@ def test_many_tables_share_a_quarter(width: int) -> None:
 def test_a_dataset_of_many_features_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose tables are all too large to keep."""
     monkeypatch.setattr(pagedsums, "ALWAYS_KEPT_BYTES", 0)
-    monkeypatch.setattr(pagedsums, "SHARE", 20)
+    monkeypatch.setattr(pagedsums, "DIVISOR", 20)
     features = {f"x{k}": np.full((200, 4096), k, np.uint8) for k in range(24)}
     with featstore.OutOfCoreGraph.create(tmp_path / "g", np.zeros(201, np.int64), [], features, progress=False) as g:
         pass

@@ -99,7 +99,7 @@ def test_many_blocks_and_a_long_list(tmp_path: Path, form: dict[str, Any]) -> No
 
 
 def test_a_copy_by_blocks(small: SimpleNamespace, tmp_path: Path, form: dict[str, Any]) -> None:
-    """What ``edges()`` yields is what ``from_edge_index`` takes."""
+    """The blocks of ``edges()`` are what ``from_edge_index`` takes."""
     with featstore.open(small.path, memory="64MiB") as g:
         with OutOfCoreGraph.from_edge_index(tmp_path / "g", g.edges(), g.num_nodes, progress=False, **form) as copy:
             np.testing.assert_array_equal(copy.indptr, small.indptr)
@@ -191,7 +191,7 @@ def test_too_little_memory_is_named(small: SimpleNamespace) -> None:
 
 
 def test_an_id_that_is_no_node_is_found(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file holds under sums that match is checked all the same."""
+    """Ids under sums that match are checked all the same."""
     with featstore.open(small.path, memory="64MiB") as g:
         monkeypatch.setattr(g.topology, "read_edges", lambda positions, out: out.fill(1000))
         refuses(CorruptionError, "leads to node 1000 of 1000", lambda: g.neighbors(int(np.diff(small.indptr).argmax())))

@@ -1,4 +1,4 @@
-"""What pickles, and so travels to worker processes; what says that it does not; what objects say of themselves."""
+"""Pickling: objects that travel to worker processes, others that say that they do not, and what objects say of themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interrupted run of layers left is gone on with by name alone, compared before, and removed where it is of no use."""
+"""Interrupted runs of layers: what one left is gone on with by name alone, compared before, and removed where it is of no use."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_packs(topology: str, tmp_path: Path) -> None:
 
 
 def test_files_of_samples(tmp_path: Path) -> None:
-    """What is written is read; positions and subgraphs that a batch has not are corruption; so is a batch without them, after."""
+    """Samples are read as written; positions and subgraphs that a batch has not are corruption, and so is a batch without."""
     pairs = np.random.default_rng(0).integers(0, 90, (2, 900))
     with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", pairs, 90) as g:
         batch = NeighborSampler(g, [3, 2], disjoint=True).sample(torch.arange(20))

@@ -1,4 +1,4 @@
-"""When an epoch begins: with the first batch that is asked for, under every strategy, and not with ``iter(loader)``."""
+"""The beginning of an epoch: with the first batch that is asked for, under every strategy, and not with ``iter(loader)``."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from featstore import (
     Streamed,
     Superbatch,
 )
-from featstore.gather.readahead import ReadAhead
+from featstore.gather.prefetchrows import RowPrefetcher
 from tests.support.sampled import covering, one_in
 from tests.support.typed import TypedArrays, academic, check_batch, random_types, reached
 
@@ -433,14 +433,14 @@ def test_auto_counts_the_rows_of_all_features(tmp_path: Path, features: Any) -> 
 def test_misses_of_each_width_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = academic(papers=12_000).draw("x", 3, author=24)
     taken: dict[str, int] = {}
-    take = ReadAhead.take
+    take = RowPrefetcher.take
 
-    def counting(self: ReadAhead, position: int, name: str) -> Any:
+    def counting(self: RowPrefetcher, position: int, name: str) -> Any:
         rows = take(self, position, name)
         taken[name] = taken.get(name, 0) + (0 if rows is None else len(rows))
         return rows
 
-    monkeypatch.setattr(ReadAhead, "take", counting)
+    monkeypatch.setattr(RowPrefetcher, "take", counting)
     with graph.create(tmp_path / "g", memory="64MiB") as g:
         sampler, strategy = NeighborSampler(g, [5, 5], edges=True), Superbatch(length=20, cache="60KiB")
         with Loader(g, sampler, ("paper", np.arange(1000)), 10, strategy=strategy) as loader:

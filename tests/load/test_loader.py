@@ -381,7 +381,7 @@ def run_within(memory: int) -> list[int] | BudgetError:
 
 
 def test_a_budget_too_small_names_the_least():
-    """What an error names is enough for the batch that raised it; a later, larger batch names more, and soon all is well."""
+    """The named memory is enough for the batch that raised it; a later, larger batch names more, and soon all is well."""
     failures = 0
     for memory in range(6_300, 22_000, 500):
         outcome = run_within(memory)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import Tier
 from featstore.testing.faults import forked
 from tests.support.graphs import make_graph
@@ -185,20 +185,20 @@ def test_a_failed_gather_counts_what_it_read(dataset: Path) -> None:
     """Rows that reached nobody are no hits; what was read for them was read."""
     with featstore.open(dataset, memory="32MB") as g:
         store = g.features["x"]
-        tally = Tally()
+        counts = GatherCounts()
         with pytest.raises(IndexError):
-            store.gather(torch.tensor([0, N]), tally=tally)
-        assert (tally.rows, tally.read.reads) == ({}, 0)
-        store.gather(torch.tensor([0, 5]), tally=tally)
-        store.gather(torch.tensor([5, 5, 7]), tally=tally)
-        assert tally.rows == {Tier.BASE: 5}
-        assert tally.read.rows == 5
-        assert tally.update_s == 0
+            store.gather(torch.tensor([0, N]), counts=counts)
+        assert (counts.rows, counts.read.reads) == ({}, 0)
+        store.gather(torch.tensor([0, 5]), counts=counts)
+        store.gather(torch.tensor([5, 5, 7]), counts=counts)
+        assert counts.rows == {Tier.BASE: 5}
+        assert counts.read.rows == 5
+        assert counts.update_s == 0
         g.cache("x", "64KB", "lru")
-        store.gather(torch.tensor([1, 2]), tally=tally)
-        store.gather(torch.tensor([2, 3]), tally=tally)
-        assert tally.rows == {Tier.BASE: 8, Tier.HOST: 1}
-        assert tally.update_s > 0
+        store.gather(torch.tensor([1, 2]), counts=counts)
+        store.gather(torch.tensor([2, 3]), counts=counts)
+        assert counts.rows == {Tier.BASE: 8, Tier.HOST: 1}
+        assert counts.update_s > 0
 
 
 def test_the_update_is_not_the_gather(dataset: Path) -> None:

@@ -320,7 +320,7 @@ def test_holding_every_batch_ends_in_an_error():
 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_what_is_transferred_off_the_host_needs_no_shrinking(depth):
-    """Where the device takes items off the ledger, two of them are room enough for any look-ahead, and the loop may hold all."""
+    """If the device takes items off the ledger, two of them are room enough for any look-ahead, and the loop may hold all."""
     ledger = Budget(20)
     pipeline = make(lambda i: None, lambda i, a: Lump(ledger, 10, i), 200, lambda i, b: b.item, depth=depth)
     assert list(drain(pipeline)) == list(range(200))
@@ -393,7 +393,7 @@ def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_an_attempt_without_room_keeps_nothing(depth):
-    """What its frames held, and those of the error that it comes of, is free before anything else is given back for it."""
+    """The memory of its frames, and of those of the error that it comes of, is free before anything else is given back for it."""
     ledger, used = Budget(100), []
 
     def read(i):

@@ -1,4 +1,4 @@
-"""What loaders and batches show: statistics with advice, tables of a batch, a picture."""
+"""Reports of loaders and batches: statistics with advice, tables of a batch, a picture."""
 
 from __future__ import annotations
 

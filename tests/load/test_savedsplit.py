@@ -217,7 +217,7 @@ def test_lists_join_the_choice_where_they_have_the_caches_memory_in_turn(
 
 
 def test_lists_are_judged_by_the_memory_that_they_get(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an epoch loads lists into is what the choice took it for, but for what batches turn out to be."""
+    """The memory that an epoch loads lists into is what the choice took it for, but for what batches turn out to be."""
     judged, got = list[int](), list[int]()
     more_of, load = savedsplit._more_while_sampling, CacheSwitch._load_neighbors
 

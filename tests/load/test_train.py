@@ -235,7 +235,7 @@ def test_closing_the_graph_ends_the_loop(small):
 
 
 def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Path) -> None:
-    """What is read once, at first use, is no part of every batch."""
+    """Rows that are read once, at first use, are no part of every batch."""
     n = 50_000
     rng = np.random.default_rng(0)
     featstore.OutOfCoreGraph.create(

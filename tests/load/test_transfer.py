@@ -34,7 +34,7 @@ TIERS: dict[str, Any] = {"feature_cache": 0.1, "device_cache": 0.05}
 
 
 class Order:
-    """Which gathers have begun, and what is put together only once the gather of the batch after has begun, or has ended."""
+    """Gathers that have begun, and what is put together only once the gather of the batch after has begun, or has ended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_gathers: int, wait_for: str) -> None:
         self.n_gathers, self.waited = n_gathers, 0

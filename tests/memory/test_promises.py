@@ -1,4 +1,4 @@
-"""What is promised of memory, seen from outside alone: no test here knows how it is counted, divided or lent.
+"""The promises of memory, seen from outside alone: no test here knows how it is counted, divided or lent.
 
 Where a promise is not kept yet, a table beside the test says by how much, and the test fails where it is more:
 :data:`ROUNDS`, :data:`ROUNDS_BESIDE`. Whoever keeps more of a promise takes the entries out.

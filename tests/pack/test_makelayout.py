@@ -319,7 +319,7 @@ def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(dataset, pack
 
 
 def test_a_layout_is_gone_on_with_on_a_smaller_disk(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
-    """What the first maker had begun does not fit any more; one whose segments share rows does."""
+    """The layout that the first maker had begun does not fit any more; one whose segments share rows does."""
     mine = copied(pack, tmp_path)
     options: dict[str, Any] = {"feature_cache": 0.02, "policy": "frequency"}
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):

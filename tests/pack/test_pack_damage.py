@@ -85,7 +85,7 @@ def verify(pack: Path) -> None:
 
 
 def outcome(pack: Path, whole: list[bytes]) -> str:
-    """Return what a damage came to: ``found`` by verify, ``harmless``, or ``WRONG``."""
+    """Judge a damage: ``found`` by verify, ``harmless``, or ``WRONG``."""
     try:
         verify(pack)
         is_found = False

@@ -310,7 +310,7 @@ def test_tiers_empty_partly_and_entirely_full(dataset, pack, tmp_path, ondemand,
 
 
 def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
-    """What the host's cache loads is what it would load of the accesses that the device leaves."""
+    """The host's cache loads what it would load of the accesses that the device leaves."""
     for number, (on_device, on_host) in enumerate(((0.05, 0.1), (1.0, 0.1), (0.05, 0), (0.05, 1.0))):
         mine = copied(pack, tmp_path / str(number))
         options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, "superbatch": 7}

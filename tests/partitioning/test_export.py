@@ -267,7 +267,7 @@ def test_what_cannot_be_exported(made: SimpleNamespace, tmp_path: Path) -> None:
 
 
 def test_what_features_were_made_of_goes_with_the_part(tmp_path: Path) -> None:
-    """What is stale in the whole dataset is stale in the part, and no more."""
+    """Features that are stale in the whole dataset are stale in the part, and no others."""
     made = make(tmp_path / "g")
     with featstore.open(made.path, memory=MEMORY) as g:
         g.add_feature("z", made.x.numpy(), progress=False)

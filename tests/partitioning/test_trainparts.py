@@ -93,7 +93,7 @@ TIGHT = st.booleans()
 def tighten(patch: pytest.MonkeyPatch, is_tight: bool) -> None:
     """Leave room for a single list at first, for paths to one part, and take pieces of three edges."""
     if is_tight:
-        for name, value in {"_LEAST_IDS": 1, "_MEMORY_DIVISOR": 1 << 40, "_PIECE_EDGES": 3, "_BLOCK_NODES": 4}.items():
+        for name, value in {"_LEAST_IDS": 1, "_MEMORY_FRACTION": 0, "_PIECE_EDGES": 3, "_BLOCK_NODES": 4}.items():
             patch.setattr(trainparts, name, value)
 
 
@@ -171,7 +171,7 @@ def test_reads_follow_visits_where_memory_is_short(monkeypatch: pytest.MonkeyPat
     train = list(range(0, 400, 3))
     whole, _ = divide(Arrays(indptr, indices, 257, np.int32), train, 5, 2)
     monkeypatch.setattr(trainparts, "_LEAST_IDS", 200)
-    monkeypatch.setattr(trainparts, "_MEMORY_DIVISOR", 1 << 40)
+    monkeypatch.setattr(trainparts, "_MEMORY_FRACTION", 0)
     topology = Arrays(indptr, indices, 257, np.int32)
     found, _ = divide(topology, train, 5, 2)
     assert torch.equal(found.train_nodes, whole.train_nodes)

@@ -30,7 +30,7 @@ class Silent(Belady):
 
 
 class Liar(Belady):
-    """Foresees one miss too few, or another one; or not all batches."""
+    """Announces one miss too few, or another one; or not all batches."""
 
     how = ""
 
@@ -71,9 +71,9 @@ def test_missed_rows_that_do_not_fit_are_read_back(dataset: Path, ondemand: list
 
 
 @pytest.mark.parametrize("how", ["fewer", "others", "twice", "some"])
-def test_what_a_policy_foresees_wrongly_is_the_loops_error(dataset: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_what_a_policy_announces_wrongly_is_the_loops_error(dataset: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(Liar, "how", how)
-    with pytest.raises(featstore.PluginError, match="foresaw"):
+    with pytest.raises(featstore.PluginError, match="announced"):
         batches(dataset, strategy="streamed", superbatch=12, feature_cache=0.1, policy=Liar)
     assert not os.path.exists(f"{dataset}.runs")
 

@@ -1,4 +1,4 @@
-"""What neighbour sampling draws is uniform and independent, by chi-square, for every fan-out and form of the loop."""
+"""Draws of neighbour sampling: uniform and independent, by chi-square, for every fan-out and form of the loop."""
 
 from __future__ import annotations
 

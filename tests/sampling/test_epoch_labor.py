@@ -149,7 +149,7 @@ def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Pat
         sampler = EpochSampler(g, [1], seed=seed, window=window, disk="40kB", **options)
         with (
             g.budget.reserve("epoch samples", least) as memory,
-            closing(sampler.in_turn(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory)) as taken,
+            closing(sampler.windowed(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory)) as taken,
         ):
             if window == 4:
                 with pytest.raises(OSError, match="disk budget"):

@@ -32,7 +32,7 @@ from tests.sampling.test_epochwide import (
 from tests.sampling.test_labor import DEPENDENCIES
 from tests.sampling.test_labor_numbers import numbers
 from tests.sampling.test_neighbor import FANOUTS, same
-from tests.sampling.test_windowed import turns
+from tests.sampling.test_windowed import windowed
 from tests.support.array_graphs import ArrayGraph, random_graph
 from tests.support.sampled import covering
 
@@ -261,7 +261,7 @@ def test_batches_in_turn(tmp_path: Path, form: dict[str, Any], window: int | str
             plain = LaborSampler(g, [4, 3], seed=6, **options)
             batches = batches_of(np.arange(300), 40)
             for epoch, start in ((0, 0), (1, 5)):
-                with closing(turns(sampler, batches, epoch, start)) as taken:
+                with closing(windowed(sampler, batches, epoch, start)) as taken:
                     for k in [*range(start, len(batches)), 2]:  # the last one out of turn
                         batch = taken.sample(k)
                         alone = sampler.sample(torch.from_numpy(batches[k]), epoch, k)

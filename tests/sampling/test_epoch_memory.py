@@ -1,4 +1,4 @@
-"""What is drawn and does not fit: an epoch ten times as large as its budget, in a memory control group; few run files; damage."""
+"""Epochs that do not fit: one ten times as large as its budget, in a memory control group; few run files; damage."""
 
 from __future__ import annotations
 

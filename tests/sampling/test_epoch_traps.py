@@ -109,7 +109,7 @@ class FarFile(ArrayFile):
 
 
 class Tail:
-    """What a :class:`FarFile` holds, by the number of the edge."""
+    """Content of a :class:`FarFile`, by the number of the edge."""
 
     def __init__(self, ids: npt.NDArray[Any], base: int) -> None:
         self._ids, self._base = ids, base

@@ -187,14 +187,14 @@ def test_the_sampler_gives_the_batches_of_the_other(
     assert repr(again) == repr(sampler)
     assert "'writes'" in repr(sampler)
     batches = [torch.from_numpy(each) for each in some_batches(g, 600, 60)]
-    turns = sampler.in_turn(batches.__getitem__, 1, 0, len(batches))
+    taken = sampler.windowed(batches.__getitem__, 1, 0, len(batches))
     try:
         for k, seeds in enumerate(batches):
             expected = alone.sample(seeds, 1, k)
-            assert same(turns.sample(k), expected)
+            assert same(taken.sample(k), expected)
             assert same(sampler.sample(seeds, 1, k), expected)
     finally:
-        turns.close()
+        taken.close()
     assert sampler.stats()["windows"] == (1 if window == "auto" else 4)
 
 

@@ -1,4 +1,4 @@
-"""Epoch-wide sampling against neighbour sampling batch by batch: windows, logs that spill, lists in pieces, turns."""
+"""Epoch-wide sampling against neighbour sampling batch by batch: logs that spill, lists in pieces, windows as they are taken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLENTY = 64 << 20
 
 @dataclass
 class EpochGraph(ArrayGraph):
-    """What an epoch-wide sampler needs of a graph."""
+    """The part of a graph that an epoch-wide sampler needs."""
 
     path: str = ""
     options: Options = field(default_factory=lambda: Options(1 << 30, "pread", "off", 2))

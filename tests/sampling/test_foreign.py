@@ -175,7 +175,7 @@ def test_an_id_beyond_64_bits_is_shown_as_it_was_given(as_input: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["superbatch", "streamed"])
 def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strategy: str) -> None:
-    """Where they are stored they must be alike; the error says what was returned."""
+    """Stored batches must be alike; the error says what was returned."""
     with featstore.open(small.path, memory="64MB") as g:
         own = featstore.NeighborSampler(g, [4, 3], seed=1)
 

@@ -40,7 +40,7 @@ def expected_sources(probability: dict[int, float], scale: list[float], lists: l
 
 
 def scales(probability: dict[int, float], lists: list[list[int]], k: int) -> list[float]:
-    """What makes the variance of each mean that of ``k`` uniform draws: 1/d² Σ 1/(c p) - 1/d = 1/k - 1/d; no more than 1."""
+    """Scale each mean to the variance of ``k`` uniform draws: 1/d² Σ 1/(c p) - 1/d = 1/k - 1/d; no more than 1."""
     found = []
     for neighbours in lists:
         d = len(neighbours)

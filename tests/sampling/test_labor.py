@@ -107,7 +107,7 @@ def test_a_larger_graph_equals_the_oracle(id_bytes: int, fanouts: list[int], mon
 
 
 def taken(sampler: LaborSampler, degree: int, n: int) -> npt.NDArray[np.bool_]:
-    """Which of ``degree`` neighbours of node 0 are taken in each of ``n`` batches, bool [n, degree]."""
+    """Tell which of ``degree`` neighbours of node 0 are taken in each of ``n`` batches, bool [n, degree]."""
     found = np.zeros((n, degree), bool)
     for index in range(n):
         batch = sampler.sample(torch.tensor([0]), 0, index)

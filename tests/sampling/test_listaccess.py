@@ -169,10 +169,10 @@ def test_the_kernel_reads_less(tmp_path: Path, topology: str) -> None:
             sampler = featstore.EpochSampler(opened, [5, 2], seed=3, access=access)
             alone = NeighborSampler(opened, [5, 2], seed=3)
             before = kernel_bytes()
-            turns = sampler.in_turn(lambda index: torch.tensor([1500, index]), 0, 0, 3)
-            samples = [turns.sample(k) for k in range(3)]
+            taken = sampler.windowed(lambda index: torch.tensor([1500, index]), 0, 0, 3)
+            samples = [taken.sample(k) for k in range(3)]
             read[access] = kernel_bytes() - before
-            turns.close()
+            taken.close()
             for k, sample in enumerate(samples):
                 assert torch.equal(sample.input_ids, alone.sample(torch.tensor([1500, k]), 0, k).input_ids)
             stats = sampler.stats()

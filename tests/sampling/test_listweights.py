@@ -298,7 +298,7 @@ def test_lists_longer_than_a_turn_and_weights_in_parts(
     for name, value in (("_LEAST", 50), ("_MOST", 50), ("_PIECE", 61)):
         monkeypatch.setattr(listweights, name, value)
     with featstore.open(stored["csc"], memory="64MiB", threads=1) as g:
-        monkeypatch.setattr(listweights, "_SHARE", 1)
+        monkeypatch.setattr(listweights, "_KEPT_FRACTION", 1)
         with g.budget.reserve("another", g.budget.available - 120_000):
             sampler = NeighborSampler(g, [5, 20], weight="w")
             assert sampler._weights is not None

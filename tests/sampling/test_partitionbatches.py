@@ -50,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
 
 
 class Nodes:
-    """What batches ask of a graph."""
+    """The part of a graph that batches ask for."""
 
     path = "nowhere"
 
@@ -141,7 +141,7 @@ def test_a_macro_batch_is_one_batch_of_seeds_where_these_are_of_many_parts(n_par
 
 
 def test_a_seed_a_part_is_the_most() -> None:
-    """Where not even so many parts would hold a batch, none are recommended."""
+    """No parts are recommended if not even so many would hold a batch."""
     nodes: Any = Nodes(100)
     batches = featstore.PartitionBatches(nodes, np.arange(100), 35, np.arange(100))
     assert batches.macro == 70

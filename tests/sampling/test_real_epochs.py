@@ -27,7 +27,7 @@ Batches = dict[tuple[int, int], str]  # a digest of each, by epoch and index
 
 @dataclass(frozen=True)
 class Case:
-    """How an epoch is drawn: in chunks, or None for CSC; in a memory, or None for the least that an error names."""
+    """Form in which an epoch is drawn: in chunks, or None for CSC; in a memory, or None for the least that an error names."""
 
     chunk_bytes: int | None
     window: int | str = "auto"

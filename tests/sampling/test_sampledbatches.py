@@ -60,9 +60,9 @@ def test_batches_drawn_at_once_are_the_same(g: featstore.OutOfCoreGraph, tmp_pat
     assert at_once.sampler.edges == alone.sampler.edges
     assert alone.ahead_bytes() == (0, 0) != at_once.ahead_bytes()
     for epoch in range(2):
-        with closing(at_once.epoch(epoch).in_turn(0)) as turns:
+        with closing(at_once.epoch(epoch).windowed(0)) as taken:
             for position in range(len(alone)):
-                one, other = turns.sample(position), alone.epoch(epoch).sample(position)
+                one, other = taken.sample(position), alone.epoch(epoch).sample(position)
                 assert (
                     (one.epoch, one.index)
                     == (other.epoch, other.index)
@@ -136,11 +136,11 @@ def test_batches_that_are_there_are_not_sampled(g: featstore.OutOfCoreGraph, nam
     drawn.remember(Kept(8, [0, 2, 9]))
     drawn.remember(Kept(9, [2], once=True))
     expected = [8, 0, 9, *[0] * 6, 8, *[0] * (n - 10)]
-    with closing(drawn.epoch(0).in_turn(0)) as order:
+    with closing(drawn.epoch(0).windowed(0)) as order:
         assert marks(order) == expected
     expected[2] = 8  # the other was there once
     assert marks(drawn.epoch(0)) == expected
-    with closing(drawn.epoch(0).in_turn(3)) as order:
+    with closing(drawn.epoch(0).windowed(3)) as order:
         found = [order.sample(position) for position in range(3, n)]
     assert [batch.epoch for batch in found] == expected[3:]
     assert [batch.input_ids.tolist() for batch in found if not batch.epoch] == [want[k] for k in range(3, n) if not expected[k]]
@@ -160,13 +160,13 @@ def test_a_memo_is_told_of_later_epochs_and_of_short_memory(g: featstore.OutOfCo
 
 
 def test_with_a_history_no_batch_is_there_already(g: featstore.OutOfCoreGraph) -> None:
-    """What a batch pulls depends on those before it."""
+    """The pulls of a batch depend on the batches before it."""
     times = PushTimes(3)
     times.nodes, times.pushed = np.arange(10), np.full(10, -1)
     drawn = Drawn(SAMPLERS["neighbor"](g), batches(), None, times)
     drawn.remember(Kept(9, [0, 1, 2]))
     assert marks(drawn.epoch(0)) == [0] * len(drawn)
-    with closing(drawn.epoch(0).in_turn(0)) as order:
+    with closing(drawn.epoch(0).windowed(0)) as order:
         found = [order.sample(position) for position in range(len(order))]
     assert [batch.history.step for batch in found] == list(range(len(drawn)))
     assert "history decisions" not in g.memory_report()
@@ -188,7 +188,7 @@ def test_another_order(g: featstore.OutOfCoreGraph, name: str) -> None:
     assert turned.digest() != drawn.digest()
     for epoch in range(2):
         want = [batch.input_ids.tolist() for batch in map(drawn.epoch(epoch).sample, range(n))]
-        with closing(turned.epoch(epoch).in_turn(0)) as order:
+        with closing(turned.epoch(epoch).windowed(0)) as order:
             found = [order.sample(position) for position in range(n)]
         assert [batch.index for batch in found] == list(range(n))[::-1]
         assert [batch.input_ids.tolist() for batch in found] == want[::-1]

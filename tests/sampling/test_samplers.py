@@ -1,4 +1,4 @@
-"""What every sampler keeps: batches do not depend on threads, order, caches or files; what is refused; memory is counted."""
+"""The contract of every sampler: batches do not depend on threads, order, caches or files; what is refused; memory is counted."""
 
 from __future__ import annotations
 

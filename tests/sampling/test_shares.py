@@ -118,7 +118,7 @@ def test_together_they_have_each_seed_once(
 @settings(max_examples=200, deadline=None)
 @given(sizes=SIZES, others=st.integers(1, 7), n_parts=st.integers(0, 5), data=st.data())
 def test_other_ranks_go_on(sizes: tuple[int, int, int], others: int, n_parts: int, data: Any) -> None:
-    """What is done by some ranks and what others do after it is each seed once, at random or by parts.
+    """Batches of some ranks, and of others after them, have each seed once, at random or by parts.
 
     Batches of a step that is neither the last one nor had begun are those of one process.
     """

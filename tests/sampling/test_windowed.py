@@ -1,4 +1,4 @@
-"""Epochs in windows: turns, look-ahead, the next epoch, memory and disk; and what takes its batches so."""
+"""Epochs in windows: look-ahead, the next epoch, memory and disk; and what takes its batches so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import featstore
 from featstore import EpochSampler, LaborSampler, NeighborSampler
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.sampling.window import EpochWindow
-from featstore.sampling.windowed import Turns
+from featstore.sampling.windowed import WindowedBatches
 from tests.load.test_overlap import until
 from tests.sampling.test_epochwide import EpochGraph, Int64s, batches_of, window_of
 from tests.sampling.test_neighbor import same
@@ -31,11 +31,11 @@ from tests.support.sampled import covering
 
 WHOLE = 1000  # a window of an epoch; without it batches are drawn alone where lists fit in memory
 
-# ---------------------------------------------------------------- the epoch's turns
+# ---------------------------------------------------------------- the epoch in windows
 
 
-def turns(sampler: EpochSampler, batches: list[Int64s], epoch: int = 0, start: int = 0) -> Turns:
-    return sampler.in_turn(lambda k: torch.from_numpy(batches[k]), epoch, start, len(batches))
+def windowed(sampler: EpochSampler, batches: list[Int64s], epoch: int = 0, start: int = 0) -> WindowedBatches:
+    return sampler.windowed(lambda k: torch.from_numpy(batches[k]), epoch, start, len(batches))
 
 
 LABOR: list[dict[str, Any]] = [{}, {"batch_dependency": 4}, {"layer_dependency": True, "redraw": False}]
@@ -57,7 +57,7 @@ def test_batches_in_turn_equal_batches_alone(
         )
         batches = batches_of(small.train_idx, 23)
         for epoch, start in ((0, 0), (3, 0), (1, 5), (2, len(batches))):
-            with closing(turns(sampler, batches, epoch, start)) as taken:
+            with closing(windowed(sampler, batches, epoch, start)) as taken:
                 for k in range(start, len(batches)):
                     assert same(taken.sample(k), alone.sample(torch.from_numpy(batches[k]), epoch, k))
         assert "epoch samples" not in {holder for holder, n_bytes in g.memory_report().items() if n_bytes}
@@ -73,7 +73,7 @@ def test_batches_out_of_turn_and_again(small: SimpleNamespace) -> None:
         for window in (1, 3, "auto"):
             order = np.concatenate([np.random.default_rng(2).permutation(len(batches)), np.arange(len(batches))])
             with (
-                closing(turns(EpochSampler(g, [3, 3], seed=1, window=window), batches)) as taken,
+                closing(windowed(EpochSampler(g, [3, 3], seed=1, window=window), batches)) as taken,
                 ThreadPoolExecutor(4) as threads,
             ):
                 for k, batch in zip(order, threads.map(lambda k: taken.sample(int(k)), order), strict=True):
@@ -91,7 +91,7 @@ def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace
     monkeypatch.setattr(EpochWindow, "draw", told)
     with featstore.open(small.path, memory="64MiB") as g:
         batches = batches_of(small.train_idx, 25)
-        with closing(turns(EpochSampler(g, [2], window=3), batches)) as taken:
+        with closing(windowed(EpochSampler(g, [2], window=3), batches)) as taken:
             taken.sample(0)
             assert drawn[1].wait(30)
             assert not drawn[2].is_set()  # two windows share the memory
@@ -110,7 +110,7 @@ def test_windows_at_once_share_the_memory(tmp_path: Path, window: int | str) -> 
     ).close()
     with featstore.open(tmp_path / "g", memory="64MiB", threads=2) as g:
         batches = batches_of(g.node_data["train_idx"].numpy(), 400)
-        with closing(turns(EpochSampler(g, [8, 8], seed=1, window=window, disk="1MB"), batches)) as taken:
+        with closing(windowed(EpochSampler(g, [8, 8], seed=1, window=window, disk="1MB"), batches)) as taken:
             most = 0
             for k in range(len(batches)):
                 taken.sample(k)
@@ -146,7 +146,7 @@ def test_a_window_that_is_waited_for_hurries(small: SimpleNamespace, monkeypatch
     monkeypatch.setattr(EpochWindow, "hurry", lambda self: (hurried.append(self.first), self._is_urgent.set())[0])
     with featstore.open(small.path, memory="64MiB") as g:
         batches = batches_of(small.train_idx, 20)
-        with closing(turns(EpochSampler(g, [10, 10], window=5), batches)) as taken:
+        with closing(windowed(EpochSampler(g, [10, 10], window=5), batches)) as taken:
             for k in range(len(batches)):
                 taken.sample(k)
     assert hurried[0] == 0
@@ -163,7 +163,7 @@ def test_closing_stops_drawing_and_sends_waiters_away(small: SimpleNamespace, mo
     monkeypatch.setattr(EpochWindow, "_aim", slowly)
     with featstore.open(small.path, memory="64MiB") as g, ThreadPoolExecutor(2) as threads:
         batches = batches_of(small.train_idx, 1)
-        taken = turns(EpochSampler(g, [2, 2]), batches)
+        taken = windowed(EpochSampler(g, [2, 2]), batches)
         waiting = [threads.submit(taken.sample, k) for k in (0, 1)]
         assert began.wait(30)
         taken.close()
@@ -181,8 +181,8 @@ def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleName
         batches = batches_of(small.train_idx, 10)
         sampler = EpochSampler(g, [-1, -1, 5], window=len(batches), disk="8KiB")
         expected = NeighborSampler(g, [-1, -1, 5]).sample(torch.from_numpy(batches[0]))
-        with closing(turns(sampler, batches)) as taken:
-            monkeypatch.setattr("featstore.sampling.windowed.MEMORY_DIVISOR", 1 << 20)
+        with closing(windowed(sampler, batches)) as taken:
+            monkeypatch.setattr("featstore.sampling.windowed.MEMORY_FRACTION", 2**-20)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"what is sampled ahead would take .* of a disk budget of 8") as error:
                     taken.sample(0)
@@ -198,7 +198,7 @@ def test_too_little_memory_names_the_least(small: SimpleNamespace) -> None:
         sampler = EpochSampler(g, [5, 5], window=len(batches))
         least = sampler.memory_bytes(len(batches), 10)[0]
         rest = g.budget.reserve("rest", g.budget.available - least + 4096)
-        with closing(turns(sampler, batches)) as taken, pytest.raises(BudgetError) as error:
+        with closing(windowed(sampler, batches)) as taken, pytest.raises(BudgetError) as error:
             taken.sample(0)
         assert error.value.needed is not None
         rest.release()
@@ -214,11 +214,11 @@ def test_a_damaged_list_ends_the_epoch(small: SimpleNamespace, tmp_path: Path) -
         file.write(b"\xff\xff\xff\x7f")
     with featstore.open(path, memory="64MiB") as g:
         batches = batches_of(np.arange(1000), 100)
-        with closing(turns(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError) as error:
+        with closing(windowed(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError) as error:
             taken.sample(0)
         assert error.value.filename == name
     with featstore.open(path, memory="64MiB", verify="off") as g:
-        with closing(turns(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError, match="leads to node"):
+        with closing(windowed(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError, match="leads to node"):
             taken.sample(0)
 
 
@@ -245,7 +245,7 @@ def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("no_kept_lists")  # or nothing would be passed over
 def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has seen of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
+    """A profile of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
     seen: list[tuple[float, float, float]] = []
     observe = featstore.strategies.auto.observe
 
@@ -381,7 +381,7 @@ def test_threads_that_draw_ahead_wait_neither_for_themselves_nor_for_each_other(
 def test_a_window_that_lacked_the_memory_of_others_ahead_of_time_takes_it(
     small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for no other thread has less memory; the loop waits for the window when it fails."""
+    """A thread that waits for no other has less memory; the loop waits for the window when it fails."""
     draw, epochs = EpochWindow.draw, list[int]()
 
     def late(self: EpochWindow) -> None:
@@ -424,7 +424,7 @@ def test_what_cannot_be_drawn_ahead_fails_no_batch_before_it(small: SimpleNamesp
     with featstore.open(small.path, memory="64MiB") as g:
         batches, sampler = batches_of(small.train_idx, 40), EpochSampler(g, [3])
         with g.budget.reserve("epoch samples", 8 << 20) as memory:
-            taken = sampler.in_turn(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory, sampler.coming(seeds_of))
+            taken = sampler.windowed(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory, sampler.coming(seeds_of))
             with closing(taken):
                 for k in range(len(batches)):
                     taken.sample(k)

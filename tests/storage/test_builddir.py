@@ -1,4 +1,4 @@
-"""Where a dataset is built: whole or not there, whatever fails; the one that it replaces stays until then."""
+"""The directory in which a dataset is built: whole or not there, whatever fails; the one that it replaces stays until then."""
 
 from __future__ import annotations
 

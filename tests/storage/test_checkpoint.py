@@ -88,7 +88,7 @@ KILLS = [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 14, 0.6), ("fsync"
 def test_killed_in_the_middle_of_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, int], kill: tuple[str, int, float]
 ) -> None:
-    """What is scanned again is at most ``share`` of the pass; what is made is what an undisturbed one makes."""
+    """At most ``share`` of the pass is scanned again; what is made is what an undisturbed one makes."""
     (width, n_pieces), (operation, k, share) = rows, kill
     case = Case(tmp_path, width, n_pieces)
     scanned: list[int] = []

@@ -1,4 +1,4 @@
-"""What fails after a commit: the error says that the new state is in place. Other failing calls: :mod:`tests.campaigns`."""
+"""Failures after a commit: the error says that the new state is in place. Other failing calls: :mod:`tests.campaigns`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from featstore.storage.doublebuffer import read_ahead
+from featstore.storage.doublebuffer import double_buffer
 
 Rows = npt.NDArray[np.uint8]
 
@@ -42,7 +42,7 @@ def cut(n_rows: int, step: int) -> list[tuple[int, Rows]]:
 def test_all_rows_come_in_order(n_rows: int, step: int) -> None:
     file = File()
     found: list[int] = []
-    for n_done, (first, rows) in enumerate(read_ahead(file.read, cut(n_rows, step)), 1):
+    for n_done, (first, rows) in enumerate(double_buffer(file.read, cut(n_rows, step)), 1):
         assert first == len(found)
         found += rows[:, 0].tolist()
         assert len(file.firsts) <= n_done + 1, "never more than a block ahead: the arrays take turns"
@@ -52,7 +52,7 @@ def test_all_rows_come_in_order(n_rows: int, step: int) -> None:
 
 def test_a_thread_reads_the_next_block() -> None:
     file = File()
-    blocks = read_ahead(file.read, cut(40, 10))
+    blocks = double_buffer(file.read, cut(40, 10))
     next(blocks)
     assert file.threads >= {threading.get_ident()}
     assert len(list(blocks)) == 3
@@ -61,7 +61,7 @@ def test_a_thread_reads_the_next_block() -> None:
 
 def test_one_block_needs_no_thread() -> None:
     file = File()
-    assert len(list(read_ahead(file.read, cut(5, 10)))) == 1
+    assert len(list(double_buffer(file.read, cut(5, 10)))) == 1
     assert file.threads == {threading.get_ident()}
 
 
@@ -69,14 +69,14 @@ def test_one_block_needs_no_thread() -> None:
 def test_an_error_comes_at_its_blocks_turn(row: int, n_before: int) -> None:
     n_found = 0
     with pytest.raises(OSError, match="Input/output error"):
-        for _ in read_ahead(File(row).read, cut(40, 10)):
+        for _ in double_buffer(File(row).read, cut(40, 10)):
             n_found += 1
     assert n_found == n_before
 
 
 def test_nothing_is_left_of_one_that_is_given_up() -> None:
     before = set(threading.enumerate())
-    blocks = read_ahead(File().read, cut(40, 10))
+    blocks = double_buffer(File().read, cut(40, 10))
     next(blocks)
     blocks.close()  # type: ignore[attr-defined]  # a generator
     assert set(threading.enumerate()) <= before

@@ -1,4 +1,4 @@
-"""What the drive was measured to do: timed once, kept for a day, never in a gather's way."""
+"""The measured rates of the drive: timed once, kept for a day, never in a gather's way."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.loaders import make_loader
 
 
 class Journal:
-    """What is flushed so far, by inode, and which steps came too early; ``events`` are (what, path)."""
+    """The files that are flushed so far, by inode, and which steps came too early; ``events`` are (what, path)."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[tuple[str, str]] = []

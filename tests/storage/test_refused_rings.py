@@ -1,4 +1,4 @@
-"""What the kernel refuses: rings, at first or later, where pread takes their place unless a ring was asked for by name; direct
+"""Refusals of the kernel: rings, at first or later, where pread takes their place unless a ring was asked for by name; direct
 reads of a file system that takes ``O_DIRECT``, where the page cache does."""
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def test_without_lock_files_it_is_opened_again_until_it_is_whole(tmp_path: Path,
 
 
 def test_between_two_renames_the_old_one_is_read_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where directories cannot be exchanged: a reader in the gap neither fails nor puts the old one back."""
+    """Replacing without an exchange of directories: a reader in the gap neither fails nor puts the old one back."""
     make(tmp_path / "g", 0)
     make(tmp_path / "other", 1)
     real, seen = os.rename, []

@@ -174,7 +174,7 @@ def test_a_parent_that_is_removed_after_it_was_found(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("after", ["makedirs", "_sweep"])
 def test_a_run_directory_where_another_removes_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
-    """Who closes the last run directory removes the parent, too, while somebody makes the next one."""
+    """The one that closes the last run directory removes the parent, too, while somebody makes the next one."""
     parent, times = tmp_path / "runs", []
     of = rundir.os if after == "makedirs" else rundir
     step = getattr(of, after)

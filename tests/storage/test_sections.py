@@ -184,7 +184,7 @@ def test_records_that_are_no_objects(tmp_path: Path, text: bytes) -> None:
 
 
 def test_the_controls(tmp_path: Path, samples: Arrays) -> None:
-    """What is not altered is read."""
+    """Unaltered files are read."""
     file = stored(tmp_path / "samples", "samples", samples)
     batch = SampleFile(file).batch(1, BufferPool(Budget(MEMORY)))
     assert (batch.index, batch.input_ids.tolist(), batch.blocks[0].src.tolist()) == (1, [5, 6, 7], [0, 1, 2, 2])

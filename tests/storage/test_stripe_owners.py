@@ -1,4 +1,4 @@
-"""Who removes a stripe: the dataset that it was made for, where it was made; no copy, move, snapshot, hard link or mount."""
+"""Owner of a stripe, which removes it: the dataset made with it, in its place; no copy, move, snapshot, hard link or mount."""
 
 from __future__ import annotations
 

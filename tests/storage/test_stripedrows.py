@@ -116,7 +116,7 @@ def test_rows_out_of_range_and_files_that_do_not_fit(both: list[tuple[Any, Any]]
 
 
 def test_pages_are_read_once_however_many_rows_are_asked_for(forms: SimpleNamespace) -> None:
-    """Where there is memory; where there is none, they are read again."""
+    """Pages are kept if there is memory for them, and read again if there is none."""
     with featstore.open(forms.one, memory="64MiB") as a, featstore.open(forms.three, memory="64MiB") as b:
         one, several = chunks_of(a), chunks_of(b)
         rows = np.random.default_rng(0).integers(0, one.n_rows, 200_000)

@@ -164,7 +164,7 @@ def test_what_fits_the_disk_is_what_can_be_made(
 def test_a_layout_that_is_there_is_judged_by_what_it_takes(
     data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    """Where that is too much, by what a smaller one takes that a static policy has."""
+    """If that is too much, a smaller one is judged, which a static policy has."""
     packs_slow(monkeypatch)
     options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1}
     with featstore.open(data, memory="64MiB") as g:

@@ -24,7 +24,7 @@ def load(g: featstore.OutOfCoreGraph, **options: Any) -> featstore.Loader:
 
 
 def epoch(loader: featstore.Loader, small: SimpleNamespace) -> dict[str, Any]:
-    """Return what an epoch has read more, after a look at its rows."""
+    """Count the reads that an epoch adds, after a look at its rows."""
     before = loader.stats()["rows_loaded"]
     rows = {"x": torch.from_numpy(small.x), "h": torch.from_numpy(small.h)}
     for batch in loader:

@@ -138,7 +138,7 @@ def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler:
     "taken", [("ondemand", "frequency"), ("ondemand", "sieve"), ("superbatch", "belady"), ("streamed", "belady")]
 )
 def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is taken has the cache, whatever it is, and the estimate is made without the cache's bytes."""
+    """The strategy taken has the cache, whichever it is, and the estimate is made without the cache's bytes."""
     rows: list[int] = []
     decide = auto.decide
 

@@ -1,4 +1,4 @@
-"""What loaders need of the memory beside each other; batches that are measured; see tests/memory for what is promised."""
+"""The memory of loaders beside each other; batches that are measured; see tests/memory for what is promised."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_loader_lives_as_long_as_its_loop(dataset: Path, pack: Path, tmp_path:
 
 
 def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> None:
-    """What asks for degrees gets the graph's; what breaks its contract is named."""
+    """A policy that asks for degrees gets the graph's; one that breaks its contract is named."""
     for policy in ("degree", "in_out_ratio", "random"):
         found, stats = run(dataset, pack, policy=policy, feature_cache=0.2, epochs=1)
         assert same(found[0], ondemand[:25])

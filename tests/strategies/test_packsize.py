@@ -1,4 +1,4 @@
-"""What a pack will take on disk is estimated and said before it is written, and refused where the drive cannot hold it."""
+"""The size of a pack on disk is estimated and said before it is written, and refused where the drive cannot hold it."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_drive_that_is_too_full_is_refused_before_any_work(data, tmp_path, cap
 
 
 def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(data, tmp_path, monkeypatch) -> None:
-    """When its tables are made its size is known to the byte; what is there stays as it is."""
+    """Its tables tell its size is known to the byte; what is there stays as it is."""
 
     def copying(*_: Any, **__: Any) -> Any:
         raise AssertionError("copying began")

@@ -212,7 +212,7 @@ def test_spilled_next_positions_give_the_same_batches(dataset, ondemand, tmp_pat
 
 
 def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where next positions would take more than the planner's share they go to disk, and the budget is kept."""
+    """Next positions that would take more than the planner's part of the memory go to disk, and the budget is kept."""
     spills = []
     spill = cacheplans.Spill.__init__
     monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
@@ -233,7 +233,7 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
                 size = (N, int(lengths.sum()), int(lengths[:50].sum()), int(lengths.max()))
                 slots = round(0.05 * N)
                 needed = planmemory.planning_bytes(*size, capacity=slots)
-                is_spilled = planmemory.planning_bytes(*size, capacity=0) > g.budget.total // planmemory.PLANNER_DIVISOR
+                is_spilled = planmemory.planning_bytes(*size, capacity=0) > int(g.budget.total * planmemory.PLANNER_FRACTION)
                 held = g.memory_report()["planner"]
                 assert (held < needed) == is_spilled
                 assert held >= planmemory.planning_bytes(*size, capacity=slots, spilled=is_spilled)
@@ -269,7 +269,7 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
 @settings(deadline=None)
 @given(st.lists(st.integers(-1, 40), max_size=60))
 def test_slots_split_into_hits_and_misses(slots: list[int]) -> None:
-    """What the plan file keeps of slots, against NumPy."""
+    """Slots as the plan file keeps them, against NumPy."""
     from featstore._core.blocks import hits_of, missed_positions
 
     some = np.array(slots, np.int32)
@@ -305,7 +305,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     if kind == "spilled":
         monkeypatch.setattr(cacheplans.CachePlanner, "_must_spill", lambda *given: True)
     if kind == "without memory":
-        monkeypatch.setattr(samples, "FREE_DIVISOR", 1)
+        monkeypatch.setattr(samples, "FREE_FRACTION", 1)
     strategy = "streamed" if kind == "streamed" else "superbatch"
     found, stats = batches(dataset, epochs=1, strategy=strategy, superbatch=6, feature_cache=0.1)
     times = [reads[file._file.path, number * file._stride + 1] for file in files for number in range(len(file))]

@@ -152,7 +152,7 @@ def chunked(indptr: Int64s, indices: npt.NDArray[Any], chunk_bytes: int, budget:
 
 @dataclass
 class ArrayGraph:
-    """What a sampler needs of a graph: in CSC form, or in chunks of ``chunk_bytes``."""
+    """The part of a graph that a sampler needs: in CSC form, or in chunks of ``chunk_bytes``."""
 
     chunk_bytes: ClassVar[int | None] = None
 

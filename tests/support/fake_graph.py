@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from featstore.budget import Budget
-from featstore.gather.executor import Tally
+from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import Tier
 from featstore.load.loader import Loader
 from featstore.sampling.batch import Block, SampledBatch
@@ -46,11 +46,11 @@ class Store:
         self.rows, self.pool = rows, pool
         self.shape, self.dtype = rows.shape, rows.dtype
 
-    def gather(self, ids: torch.Tensor, plan: None, tiers: object, tally: Tally | None = None) -> torch.Tensor:
+    def gather(self, ids: torch.Tensor, plan: None, tiers: object, counts: GatherCounts | None = None) -> torch.Tensor:
         rows = self.pool.tensor(self.rows[ids])
-        if tally is not None:
-            tally.count(Tier.BASE, len(ids))
-            tally.read.add(ReadStats(len(ids), 1, rows.nbytes, 2 * rows.nbytes))
+        if counts is not None:
+            counts.count(Tier.BASE, len(ids))
+            counts.read.add(ReadStats(len(ids), 1, rows.nbytes, 2 * rows.nbytes))
         return rows
 
 

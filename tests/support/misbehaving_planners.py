@@ -192,7 +192,7 @@ class DoesNotLetItselfBeClosed(Base):
 
 class _Window(Base):
     def use(self, horizon: Horizon) -> Any:
-        """What is done with the horizon before all is planned as it should be."""
+        """Use the horizon before all is planned as it should be."""
 
     def plan(self, horizon: Horizon) -> Any:
         self.use(horizon)
@@ -314,11 +314,11 @@ class HasAnAttributeThatCannotBeRead(Base):
     secret = Fails()
 
 
-# -- foreseen misses -------------------------------------------------------------------------------------------------------------
+# -- announced misses ------------------------------------------------------------------------------------------------------------
 
 
-class _Foresees(Base):
-    """Belady, which foresees; ``announce`` is called in place of the horizon's."""
+class _Announces(Base):
+    """Belady, which announces misses; ``announce`` is called in place of the horizon's."""
 
     def lie(self, announce: Any, batch: int, positions: Any, n: int) -> None:
         raise NotImplementedError
@@ -352,13 +352,13 @@ for name, lie in {
     "a_batch_that_is_none": lambda say, b, at, n: say(b + n, at),
     "half_a_batch": lambda say, b, at, n: say(b + 0.5, at),
 }.items():
-    wholly(EITHER, f"foresees_{name}")(
-        type("Foresees", (_Foresees,), {"lie": lambda self, say, b, at, n, lie=lie: lie(say, b, at, n)})
+    wholly(EITHER, f"announces_{name}")(
+        type("Announces", (_Announces,), {"lie": lambda self, say, b, at, n, lie=lie: lie(say, b, at, n)})
     )
 
 
 @wholly(RIGHT)
-class ForeseesInArraysThatChangeAfterwards(_Foresees):
+class AnnouncesInArraysThatChangeAfterwards(_Announces):
     def lie(self, announce: Any, batch: int, positions: Any, n: int) -> None:
         wide = positions.astype(np.int64)
         announce(batch, wide)
@@ -366,7 +366,7 @@ class ForeseesInArraysThatChangeAfterwards(_Foresees):
 
 
 @wholly(EITHER)
-class ForeseesAfterwards(Base):
+class AnnouncesAfterwards(Base):
     def plan(self, horizon: Horizon) -> Any:
         for number, planned in enumerate(super().plan(horizon)):
             yield planned

@@ -18,7 +18,7 @@ REFUSED, RIGHT, EITHER = "refused", "right", "either"
 
 @dataclass
 class Seen:
-    """What a misbehaviour may look at."""
+    """The view that a misbehaviour has."""
 
     number: int
     horizon: Horizon

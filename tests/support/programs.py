@@ -302,7 +302,7 @@ def _enter_network(name: str) -> None:
 
 
 class _Forks:
-    """What a program asks for its children, in place of :mod:`subprocess`, where they are scripts of this Python."""
+    """Maker of a program's children, in place of :mod:`subprocess`, where they are scripts of this Python."""
 
     def __init__(self, asks: Any) -> None:
         self._asks = asks

@@ -1,4 +1,4 @@
-"""What tests run under Ray, as a program: ``python rays.py WAY FOLDER``; it prints what it found as JSON, and leaves nothing."""
+"""Programs that tests run under Ray: ``python rays.py WAY FOLDER``; it prints what it found as JSON, and leaves nothing."""
 
 from __future__ import annotations
 

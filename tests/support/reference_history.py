@@ -15,7 +15,7 @@ __all__ = ["PlainBatch", "Replay"]
 
 @dataclass
 class PlainBatch:
-    """What the reference says of a batch.
+    """A batch by the reference.
 
     ``blocks`` are (sources, destinations, n_src, n_dst), outermost first; ``sources`` the nodes of the last one; ``pulled`` maps
     a node to the step of its last push.

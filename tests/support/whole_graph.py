@@ -18,7 +18,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def aggregated(indptr: Int64s, indices: npt.NDArray[Any], x: npt.NDArray[Any], op: str) -> npt.NDArray[np.float64]:
-    """Return what ``aggregate`` makes of ``x``, by ``np.add.at`` over the edges in order: SciPy's product has the same bits."""
+    """Compute ``aggregate`` of ``x``, by ``np.add.at`` over the edges in order: SciPy's product has the same bits."""
     n = len(indptr) - 1
     rows = x.reshape(n, math.prod(x.shape[1:])).astype(np.float64)
     src, dst = indices.astype(np.int64), np.repeat(np.arange(n), np.diff(indptr))

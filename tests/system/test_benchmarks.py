@@ -487,7 +487,7 @@ def test_every_part_has_a_benchmark() -> None:
 
 
 def test_folders_are_topics_of_scripts_beside_the_tools() -> None:
-    """What lies in a topic's folder runs as a module; what scripts share lies in tools, which know none of them."""
+    """Files in a topic's folder run as modules; helpers of several scripts lie in tools, which know none of them."""
     for script in {*SCRIPTS, *LONG}:
         assert 'if __name__ == "__main__"' in BENCHMARKS.joinpath(*script.split(".")).with_suffix(".py").read_text(), script
     assert not [path for path in (BENCHMARKS / "tools").glob("*.py") if re.search(OF_TOPICS, path.read_text())]

@@ -145,7 +145,10 @@ def options_table() -> str:
 
 
 def test_the_guide_has_the_strategies_options() -> None:
-    """Where it fails, put what ``python -c "from tests.system.test_docs import *; print(options_table())"`` prints there."""
+    """The table is that of the code.
+
+    To mend it: ``python -c "from tests.system.test_docs import *; print(options_table())"`` prints it.
+    """
     assert f"\n\n{options_table()}\n" in (GUIDE / "strategies.md").read_text()
 
 

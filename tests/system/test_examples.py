@@ -259,7 +259,7 @@ def test_demo(tmp_path):
 
 
 def ran(losses, seconds=2.0, loaded=60):
-    """What a run of the demo comes to: two epochs of three batches, 100 rows of 512 bytes, ``loaded`` by a read of 4 KiB each."""
+    """Result of the demo: two epochs of three batches, 100 rows of 512 bytes, ``loaded`` by a read of 4 KiB each."""
     stats = {"batches": 6, "rows": 100, "rows_loaded": loaded, "row_bytes": 512, "reads": loaded, "bytes_read": 4096 * loaded}
     stats |= {"seconds": {"compute": 1.0}, "hits": {"host": 100 - loaded, "base": loaded}}
     epochs = [{"epoch": k, "seconds": seconds, "test_accuracy": 0.5 + k / 10} for k in range(2)]
@@ -269,7 +269,7 @@ def ran(losses, seconds=2.0, loaded=60):
 
 @pytest.mark.parametrize(("losses", "other"), covering([[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []], WAYS))
 def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, demo, losses, other):
-    """What the runs have must be identical, and there must be something: else the exit status says so."""
+    """The batches of the runs must be identical, and there must be something: else the exit status says so."""
     monkeypatch.setattr(demo, "run", lambda kind, *_: ran(losses if kind == other else [2.5, 1.75, 1.5]))
     monkeypatch.setattr(demo, "draw", lambda *_: None)
     arguments = ["--folder", os.fspath(tmp_path / "demo"), "--nodes", "2000"]
@@ -383,9 +383,9 @@ def test_the_demo_s_map_has_the_rows(tmp_path, demo, n_threads):
     store = demo.MapStore(tmp_path / "x.npy", n_threads)
     for n in (0, 1, 15, 64, 65, 300, 1_000):
         ids = torch.from_numpy(np.random.default_rng(n).integers(0, 300, n))
-        tally = demo.Tally()
-        assert torch.equal(store.gather(ids, None, {}, tally), torch.from_numpy(x)[ids])
-        assert sum(tally.rows.values()) == n
+        counts = demo.GatherCounts()
+        assert torch.equal(store.gather(ids, None, {}, counts), torch.from_numpy(x)[ids])
+        assert sum(counts.rows.values()) == n
 
 
 def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
@@ -396,9 +396,9 @@ def test_the_demo_s_map_counts_the_pages_that_the_drive_gave(tmp_path, demo):
         np.lib.format.write_array(file, x)
     store = demo.MapStore(tmp_path / "x.npy", 4)
     ids = torch.arange(0, 300, 3)
-    first, second = demo.Tally(), demo.Tally()
-    for tally in (first, second):
-        store.gather(ids, None, {}, tally)
+    first, second = demo.GatherCounts(), demo.GatherCounts()
+    for counts in (first, second):
+        store.gather(ids, None, {}, counts)
     assert first.rows[demo.Tier.BASE] == 100
     assert 100 <= first.read.reads <= 202  # the header moves rows over two pages each
     assert first.read.bytes_read == mmap.PAGESIZE * first.read.reads

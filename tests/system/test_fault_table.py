@@ -1,4 +1,4 @@
-"""Which tests cover which fault: one row each for what may go wrong with ids, files, the system, the process, and data."""
+"""Tests that cover faults: one row each for what may go wrong with ids, files, the system, the process, and data."""
 
 from __future__ import annotations
 

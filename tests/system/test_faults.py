@@ -50,7 +50,7 @@ def holds(path: Path, seed: int) -> bool:
 
 
 def descriptors(expected: set[str] | None = None, patience_s: float = 30.0) -> set[str]:
-    """What this process has open, and its threads; joined ones on their way out get ``patience_s``."""
+    """List open descriptors of this process, and its threads; joined ones on their way out get ``patience_s``."""
     _freeze()
     found, deadline = _descriptors(), time.monotonic() + patience_s
     while expected is not None and found != expected and time.monotonic() < deadline:

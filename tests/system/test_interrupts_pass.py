@@ -19,7 +19,7 @@ HANDED_ON = {
     "cache/slots.py": (1, "what is no Exception is raised by the method that is called"),
     "cli/run.py": (1, "the program ends"),
     "estimate/copies.py": (1, "of a thread: its starter raises it"),
-    "gather/readahead.py": (1, "of a thread: the loop raises it"),
+    "gather/prefetchrows.py": (1, "of a thread: the loop raises it"),
     "load/pipeline.py": (3, "of a stage: the loop raises it"),
     "plan/daemonthreads.py": (1, "of a task: who asks for its result raises it"),
     "plan/superbatches.py": (3, "of a thread: the loop raises it"),

@@ -121,13 +121,36 @@ def test_imports_go_down() -> None:
     assert not [line for path in FILES for line in violations(path, module_of(path))]
 
 
+def test_the_page_of_the_architecture_has_every_layer() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("\n## Layers\n")[2].partition("\n## ")[0]
+    order, table = page.partition("\n| layer ")[::2]
+    assert not [name for name in RANK if not re.search(rf"\b{name}\b", order) or f"`{name}`" not in table]
+
+
 def test_a_folder_has_thirty_files_at_most() -> None:
     sizes = {str(folder): len(list(folder.glob("*.py"))) for folder in PACKAGE.rglob("*") if folder.is_dir()}
     assert not {name: size for name, size in sizes.items() if size > 30}
 
 
-def test_docstrings_name_what_they_return() -> None:
-    assert not [path.name for path in FILES if re.search(r'""" *Return what\b', path.read_text())]
+def _questions(source: str) -> list[str]:
+    """List first lines of docstrings that begin with a question's word, and so name nothing."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = (ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, owners))
+    firsts = (each.partition("\n")[0] for each in docstrings)
+    return [first for first in firsts if re.match(r"(?:Return what|What|Where|How|Who|Which|Why|When)\b", first)]
+
+
+def test_docstrings_name_their_object() -> None:
+    """First lines are an imperative with its object, or a noun phrase; in tests, too."""
+    files = [*FILES, *Path(__file__).parents[1].rglob("*.py")]
+    assert not {str(path): found for path in files if (found := _questions(path.read_text()))}
+
+
+@pytest.mark.parametrize("first", ["What a row costs.", "Return what a row costs.", "Where rows are.\n\n    In memory."])
+def test_docstrings_that_name_nothing_are_found(first: str) -> None:
+    for source in (f'"""{first}"""', f'class A:\n    """{first}"""', f'def f():\n    """{first}"""'):
+        assert _questions(source) == [first.partition("\n")[0]]
+    assert not _questions('"""Whatever the order is, rows are the same."""')
 
 
 @pytest.mark.parametrize(

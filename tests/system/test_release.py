@@ -1,4 +1,4 @@
-"""What a release is made by: workflows, cibuildwheel's configuration, the conda recipe, CITATION.cff, forms of issues."""
+"""The files that make a release: workflows, cibuildwheel's configuration, the conda recipe, CITATION.cff, forms of issues."""
 
 from __future__ import annotations
 

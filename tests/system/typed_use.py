@@ -1,4 +1,4 @@
-"""What a user writes whose code is checked by ``mypy --strict``; ``make lint`` checks it, and nothing runs it."""
+"""Code of a user who checks types by ``mypy --strict``; ``make lint`` checks it, and nothing runs it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 
 import featstore
 from featstore.errors import PluginError
-from featstore.gather.plan import BatchPlan, EdgePlan, Part, Tier
+from featstore.gather.plan import BatchPlan, EdgePlan, Tier, TierRows
 from featstore.sampling.edgenumbers import edge_numbers
 from featstore.testing import StrategyContract
 from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
@@ -98,7 +98,7 @@ class FaultyEpoch(featstore.EpochRun):
         if self.fault == "wrong rows of edges" and position == 3 and prepared.sampled.blocks[0].edge_pos is not None:
             ids = edge_numbers(prepared.sampled.blocks, 1 << 62, whole=True).copy()
             ids[-1] = ids[0]
-            wrong = EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (Part(Tier.BASE, ids),)))
+            wrong = EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (TierRows(Tier.BASE, ids),)))
             return replace(prepared, edge_plans={"w": wrong})
         if self.fault == "wrong index":
             return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
@@ -106,12 +106,12 @@ class FaultyEpoch(featstore.EpochRun):
 
     def plan(self, name: str, batch: featstore.Batch) -> Any:
         if self.fault == "no rows of the device":
-            return BatchPlan(len(batch.sampled.input_ids), (Part(Tier.BASE, batch.sampled.input_ids.numpy()),)), {}
+            return BatchPlan(len(batch.sampled.input_ids), (TierRows(Tier.BASE, batch.sampled.input_ids.numpy()),)), {}
         plan, tiers = self.right.plan(name, batch)
         if self.fault == "wrong rows" and batch.position == 3:
             rows = batch.sampled.input_ids.numpy().copy()
             rows[-1] = rows[0]
-            return BatchPlan(len(rows), (Part(Tier.BASE, rows),)), {}
+            return BatchPlan(len(rows), (TierRows(Tier.BASE, rows),)), {}
         return plan, tiers
 
     def close(self) -> None:

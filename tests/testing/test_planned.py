@@ -188,7 +188,7 @@ class GrowsFromStartToStart(Oldest):
         yield from super().plan(horizon)
 
 
-class ForeseesOthers(Oldest):
+class AnnouncesOthers(Oldest):
     def plan(self, horizon: Horizon) -> Iterator[Any]:
         for b in range(horizon.n_planned if horizon.announce is not None else 0):
             horizon.announce(b, np.arange(len(horizon.ids(b)), dtype=np.int32))
@@ -253,7 +253,7 @@ FAULTS = {  # what each breaks
     WritesToTheIds: "test_a_long_trace",
     UnderstatesMemory: "test_memory_is_stated",
     GrowsFromStartToStart: "test_memory_is_stated",
-    ForeseesOthers: "test_what_is_foreseen_is_planned",
+    AnnouncesOthers: "test_what_is_announced_is_planned",
     SpillsWhatItDoesNotReadBack: "test_a_window_may_spill",
     IsBrokenByAnEarlyEnd: "test_a_plan_may_be_given_up",
 }

@@ -1,4 +1,4 @@
-"""What the papers' figures share: a list of them, the graphs that they are measured on, and how they are shown.
+"""Parts of all the papers' figures: a list of them, the graphs that they are measured on, and how they are shown.
 
 A module a paper has a :class:`Paper`, and a function a figure that measures it. Figures are lines of the harness with three more
 fields: ``panel`` (a graph, mostly), ``side`` (a line or a bar of the figure) and ``at`` (its place along the axis, or a column of
@@ -89,7 +89,7 @@ class Graph:
 
 
 class Setting:
-    """What a figure is measured with: options, a folder, graphs; its lines go to a report.
+    """Setting of a figure: options, a folder, graphs; its lines go to a report.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ Batches = list[npt.NDArray[Any]]
 
 
 def packed_tier(trace: Trace, share: float = HOST_SHARE) -> Batches:
-    """Return what is left for the disk where the most frequent rows, so many of all, are in memory."""
+    """List the rows left for the disk if the most frequent rows, so many of all, are in memory."""
     hot = np.zeros(trace.n, bool)
     hot[np.argsort(-row_counts(trace), kind="stable")[: int(share * trace.n)]] = True
     return [np.ascontiguousarray(ids[~hot[ids]]) for ids in trace]

@@ -20,14 +20,14 @@ from benchmarks.tools.insitu_table import table
 PAPER = Paper("insitu", "In-situ sampling (DaMoN 2024)")
 SMART = "no FPGA in the drive: the host reads and draws"
 FANOUTS = {"25,10": [25, 10], "20,15,10": [20, 15, 10]}
-SEED_SHARE = 10  # of the nodes that have neighbours, where a graph says nothing of seeds
+SEED_DIVISOR = 10  # of the nodes that have neighbours, where a graph says nothing of seeds
 
 
 def with_seeds(at: Setting, graph: Graph) -> tuple[Any, int]:
     """Create the adjacency of a graph with seeds of its own; return its path and how many there are."""
     path, seeds = at.folder / f"{graph.name}-seeds", graph.seeds
     if graph.more is not None and "train_mask" not in graph.more:
-        seeds = np.sort(np.random.default_rng(0).choice(seeds, max(1, len(seeds) // SEED_SHARE), replace=False))
+        seeds = np.sort(np.random.default_rng(0).choice(seeds, max(1, len(seeds) // SEED_DIVISOR), replace=False))
     if not path.exists():
         data = {"seeds": seeds.astype(np.int64)}
         featstore.OutOfCoreGraph.create(path, graph.indptr, graph.ids, node_data=data, progress=False).close()

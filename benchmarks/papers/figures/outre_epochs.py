@@ -53,7 +53,7 @@ class Work:
     partition_s: float = 0.0
 
     def job(self, **more: Any) -> dict[str, Any]:
-        """Return what a child is told."""
+        """Make the job of a child."""
         return {
             "dataset": os.fspath(self.dataset),
             "features": os.fspath(self.features),
@@ -214,7 +214,7 @@ def run_sides(
 
 
 def more_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What stands in a figure's line of one side."""
+    """Make a figure's line of one side."""
     said = {name: each for name, each in result.items() if name not in ("checksums", "seconds")}
     return {
         **said,

@@ -1,4 +1,4 @@
-"""What OUTRE's figures and partition_batches share: planted communities, random batches and parts', FENNEL as plain loops."""
+"""Parts of OUTRE's figures and partition_batches: planted communities, random batches and parts', FENNEL as plain loops."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from featstore.sampling.sampledbatches import Drawn
 from featstore.topology.base import huge_bytes
 
 FANOUTS = [10, 10]
-STATIC_SHARE = 10  # of the adjacency, one part of so many
+STATIC_DIVISOR = 10  # of the adjacency, one part of so many
 MACROS = (2, 32)  # batches of seeds that a macro-batch holds
 
 Int64s = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def lists_of_macros(args: argparse.Namespace, report: Report, name: str, path: P
             drop_from_page_cache(path)
             with featstore.open(path, memory="2GiB") as g:
                 n = g.num_nodes
-                g.cache_neighbors(huge_bytes(8 * n) + g.topology.nbytes // STATIC_SHARE // 4096 * 4096)
+                g.cache_neighbors(huge_bytes(8 * n) + g.topology.nbytes // STATIC_DIVISOR // 4096 * 4096)
                 n_parts = next(iter(g.parts().values())).n_parts
                 macro = max(1, of_macro * batch_size * n_parts // len(seeds))
                 batches = featstore.PartitionBatches(g, seeds, batch_size, macro=macro)

@@ -22,13 +22,13 @@ from featstore.sampling.sampledbatches import Drawn
 FANOUTS = [10, 10]
 HIDDEN, STALENESS = 128, 100
 SPLITS = 8  # one more are compared: from 0 to 1
-SHARE = 10  # of the features' bytes one part is divided, about
+MEMORY_DIVISOR = 10  # of the features' bytes, about a tenth of which is divided
 BATCHES_BYTES = 48 << 20  # beside it
 
 
 def split(work: Work, row: Callable[..., None]) -> None:
     """Let a loader choose, then count the reads at its alpha and at nine others; ``row`` is a setting's."""
-    memory = work.features_bytes // SHARE + BATCHES_BYTES
+    memory = work.features_bytes // MEMORY_DIVISOR + BATCHES_BYTES
     with featstore.open(work.dataset, memory=memory) as g:
         sampler, order, history = _sampler(g), _batches(g, work), featstore.History(HIDDEN, "auto", STALENESS)
         strategy = featstore.OnDemand(cache="auto", policy="frequency")
@@ -49,7 +49,7 @@ def split(work: Work, row: Callable[..., None]) -> None:
             times = PushTimes(STALENESS)
             times.nodes = top_rows(scores, int(n_kept))
             times.pushed = np.full(len(times.nodes), -1)
-            epoch = Drawn(sampler, order, None, times).epoch(0).in_turn(0)
+            epoch = Drawn(sampler, order, None, times).epoch(0).windowed(0)
             n = 0.0
             for k in range(len(order)):
                 sampled = epoch.sample(k)

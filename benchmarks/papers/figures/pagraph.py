@@ -37,7 +37,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def counts_of(g: featstore.OutOfCoreGraph, graph: Graph, epoch: int, most: int) -> Int64s:
-    """How many batches of an epoch, or of its first ``most``, ask for each row."""
+    """Count the batches of an epoch, or of its first ``most``, that ask for each row."""
     sampler = featstore.NeighborSampler(g, FANOUTS)
     order = featstore.RandomBatches(graph.seeds, graph.batch_size).epoch(epoch)
     counts = np.zeros(g.num_nodes, np.int64)
@@ -182,7 +182,7 @@ def figure11(at: Setting) -> None:
 
 @PAPER.shows("figure 12", "an epoch of training by loading and computing", CPU)
 def figure12(at: Setting) -> None:
-    """What the loop waits for, what it computes, and how much of the loading is hidden."""
+    """Measure what the loop waits for, what it computes, and how much of the loading is hidden."""
     name, path, _ = with_means(at)
     for system, options in SYSTEMS.items():
         for way, suffix in PP.items():

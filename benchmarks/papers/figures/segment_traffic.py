@@ -1,4 +1,4 @@
-"""What segments of one length take on disk, and what an epoch reads of them: counted, for benchmarks and tests."""
+"""Bytes of segments of one length on disk, and of an epoch's reads of them: counted, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featstore.storage.layout import PAGE_BYTES
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a segmented disk cache takes and what an epoch reads of it.
+    """Bytes that a segmented disk cache takes, and that an epoch reads of it.
 
     Attributes
     ----------

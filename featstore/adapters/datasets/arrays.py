@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from featstore.adapters.datasets.ahead import ahead
+from featstore.adapters.datasets.prefetch import prefetch
 from featstore.config import format_size, user_path
 from featstore.creation.source import NpySource, Source, array_bytes, dtype_name, npy_header, numpy_dtype
 from featstore.errors import CorruptionError, FormatError
@@ -199,7 +199,7 @@ class MemberSource(Source):
         if self.is_fortran:
             yield from self._unpacked(max_bytes)
         else:
-            yield from ahead(self._in_order(min(max_bytes, _COPY_BYTES)))
+            yield from prefetch(self._in_order(min(max_bytes, _COPY_BYTES)))
 
     def _in_order(self, max_bytes: int) -> Iterator[UInt8s]:
         step = self._step(max_bytes)
@@ -234,10 +234,10 @@ class MemberSource(Source):
         n, itemsize = self.shape[1], self._native.itemsize
         step = max(1, max_bytes // (2 * itemsize))
         if self.is_fortran:
-            for block in ahead(self._run(0, 2 * n, 2 * step)):
+            for block in prefetch(self._run(0, 2 * n, 2 * step)):
                 yield block.reshape(-1, 2).T
         else:
-            rows = (ahead(self._run(first, n, step)) for first in (0, n))
+            rows = (prefetch(self._run(first, n, step)) for first in (0, n))
             for pair in zip(*rows, strict=True):
                 yield np.stack(pair)
 

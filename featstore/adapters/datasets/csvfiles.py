@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from featstore.adapters.datasets.ahead import ahead
 from featstore.adapters.datasets.arrays import check_memory
+from featstore.adapters.datasets.prefetch import prefetch
 from featstore.config import user_path
 from featstore.creation.source import Source, array_bytes, numpy_dtype
 from featstore.errors import CorruptionError, FormatError, MissingExtraError
@@ -96,7 +96,7 @@ class CsvSource(Source):
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows in blocks ``[k, n_columns]`` of about a megabyte of text."""
         done = 0
-        for rows in ahead(_arrays(self.path, self._width, self.dtype, self._is_guess)):
+        for rows in prefetch(_arrays(self.path, self._width, self.dtype, self._is_guess)):
             if done + len(rows) > self.n_rows:
                 raise FormatError(f"{self.path}, line {self.n_rows + 1}: more lines than the {self.n_rows} expected", self.path)
             done += len(rows)

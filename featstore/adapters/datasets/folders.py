@@ -1,4 +1,4 @@
-"""What the importers of folders share: finding files, and refusing those that could run code."""
+"""Helpers of the importers of folders: they find files, and refuse those that could run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an import has read and made, for a reader and as plain containers."""
+"""The report of an import: what was read and made, as text and as plain containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Report"]
 
 @dataclass
 class Report:
-    """What an import has read and made.
+    """Report of an import: what was read and made.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ SPLITS = {"train": "train_idx", "valid": "valid_idx", "val": "valid_idx", "valid
 
 @dataclass
 class FoundNodes:
-    """What is known of a type of nodes; the fields are inputs of :meth:`featstore.OutOfCoreGraph.create`."""
+    """A type of nodes, as far as it is known; the fields are inputs of :meth:`featstore.OutOfCoreGraph.create`."""
 
     n: int
     features: dict[str, ArrayLike] = field(default_factory=dict)

@@ -51,7 +51,9 @@ _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
 _GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
 _PART_BYTES: Final = 1 << 18  # rows whose dtype is changed at once
 _MOST_READER: Final = 24 << 20  # left to the reader for sorting rows
-_SHARE: Final = 1.5  # memory added to a budget for each byte that passes lack, as the writer and the reader get parts of it
+_MEMORY_FACTOR: Final = (
+    1.5  # memory added to a budget for each byte that passes lack, as the writer and the reader get parts of it
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
         if error.needed is None:
             raise
         stated = budget.total if memory is None else parse_memory(memory)
-        needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
+        needed = stated + math.ceil(_MEMORY_FACTOR * max(0, error.needed - budget.total))
         raise BudgetError(error.reason, needed) from None
 
 

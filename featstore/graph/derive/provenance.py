@@ -1,4 +1,4 @@
-"""What a derived feature was made of, as the catalog records it; and which of them are stale, as that was changed since."""
+"""Inputs of derived features, as the catalog records them; features whose inputs were changed since are stale."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def divided(n: int, lists: Sequence[EdgeLists], n_ranks: int) -> list[int]:
     return [*bounds, *[n] * (n_ranks + 1 - len(bounds))]
 
 
-class _Part(FolderSteps):
+class _RankSteps(FolderSteps):
     """A rank's rows of each step, which no other rank resumes; its lock keeps out a rank of an earlier call that still runs."""
 
     def __init__(self, making: str, name: str, recipe: Mapping[str, Any] | None, generation: int, meeting: Meeting) -> None:
@@ -117,7 +117,7 @@ class SharedMaking:
     ) -> None:
         self._meeting, self._g = meeting, g
         self._main: Making | None = None
-        self._part: _Part | None = None
+        self._part: _RankSteps | None = None
         self._there: dict[str, Any] = {}  # what rank 0 has made, on other ranks
         self._bounds, self._buffer_bytes = [0, 0], 0
         self._writer: RowFileWriter | None = None
@@ -151,7 +151,7 @@ class SharedMaking:
         folder = os.path.join(self._g.path, first["folder"])
         if not os.path.isdir(folder) or os.stat(folder).st_ino != first["inode"]:
             raise ValueError(f"{self._g.path} is another directory than that of rank 0: ranks make a feature of one dataset")
-        self._part = _Part(folder, first["name"], recipe, first["generation"], self._meeting)
+        self._part = _RankSteps(folder, first["name"], recipe, first["generation"], self._meeting)
         self._there = first["made"]
 
     @property

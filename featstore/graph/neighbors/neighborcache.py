@@ -29,8 +29,8 @@ Int64s = npt.NDArray[np.int64]
 _CHUNK_NODES = 1 << 16  # nodes handled at once if that takes temporary arrays
 _READ_EDGES = 1 << 20  # edges whose numbers are read at once into their place
 _PIECE_BYTES = 32  # for each node whose offset is read
-_SCRATCH_DIVISOR = 64  # scratch is this part of the file, within fixed limits
-_LISTS_DIVISOR = 16  # of it, a block of some lists: their places, their numbers and the window of reads take the rest
+_SCRATCH_FRACTION = 1 / 64  # of the file's bytes, within fixed limits
+_LISTS_FRACTION = 1 / 16  # of it, for a block of some lists: their places, their numbers and the window of reads take the rest
 
 
 class NeighborCache:
@@ -421,14 +421,14 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 
 def _block_bytes(n_bytes: int) -> int:
     """Count the bytes that a scan of ``n_bytes`` of ids holds while records are filled."""
-    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_DIVISOR)))
+    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, int(n_bytes * _SCRATCH_FRACTION))))
 
 
 def lists_block_bytes(topology: Topology) -> int:
     """Choose the size of two blocks for reading some lists within what :meth:`NeighborCache.scratch_bytes` counts."""
-    return max(2 * PAGE_BYTES, _block_bytes(topology.nbytes) // _LISTS_DIVISOR // PAGE_BYTES * PAGE_BYTES)
+    return max(2 * PAGE_BYTES, int(_block_bytes(topology.nbytes) * _LISTS_FRACTION) // PAGE_BYTES * PAGE_BYTES)
 
 
 def _buffer_bytes(n_bytes: int) -> int:
     """Choose the size of the buffer for ``n_bytes`` of edge ids while records are filled."""
-    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_DIVISOR), BLOCK_BYTES) // 8 * 8
+    return min(n_bytes, max(1 << 16, int(n_bytes * _SCRATCH_FRACTION)), BLOCK_BYTES) // 8 * 8

@@ -25,10 +25,10 @@ except ImportError as error:
 
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.tables.columns import Column
-from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable
 from featstore.adapters.datasets.tables.importer import Importer
-from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.reading import Counts
+from featstore.adapters.datasets.tables.schema import EdgeTable, NodeTable
+from featstore.adapters.datasets.tables.tables import Tables
 from featstore.adapters.datasets.writing import catalog_of_new
 from featstore.creation.builder import Builder, inputs_of
 from featstore.creation.options import CreateOptions

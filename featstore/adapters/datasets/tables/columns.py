@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featstore.adapters.datasets.csvfiles import load_pandas
-from featstore.adapters.datasets.tables.files import Block, TableFile
+from featstore.adapters.datasets.tables.files import TableBlock, TableFile
 from featstore.creation.source import dtype_name
 from featstore.idmaps.keys import IntKeys, Keys, TextKeys
 
@@ -89,14 +89,14 @@ def _no_value(name: str) -> str:
     return f"Column({name!r}, fill=…) gives such cells one (on the command line --fill {name}=VALUE)"
 
 
-def _refuse_nulls(block: Block, name: str, column: pa.Array, advice: str = "") -> None:
+def _refuse_nulls(block: TableBlock, name: str, column: pa.Array, advice: str = "") -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         text = f"{block.where(row)}: column {name!r} has no value ({column.null_count} such cells near there)"
         raise ValueError(text + (advice and f"; {advice}"))
 
 
-def names_of(block: Block, name: str, kind: str) -> Keys:
+def names_of(block: TableBlock, name: str, kind: str) -> Keys:
     """Read names of nodes from a column; ValueError, which names the row, for a cell that is none."""
     column = block.column(name)
     _refuse_nulls(block, name, column)
@@ -127,7 +127,7 @@ def _text_keys(text: pa.Array) -> TextKeys:
     return TextKeys(ends, held)
 
 
-def texts_of(block: Block, name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+def texts_of(block: TableBlock, name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Read the distinct texts of a column, and the number of each row's, -1 for a cell without a value."""
     coded = block.column(name).cast(pa.string()).dictionary_encode()
     numbers = pc.fill_null(coded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
@@ -259,14 +259,14 @@ def _row_type(file: TableFile, column: str) -> tuple[pa.DataType, tuple[int, ...
             return kind, width
 
 
-def _lengths_differ(block: Block, column: str, error: _LengthError) -> ValueError:
+def _lengths_differ(block: TableBlock, column: str, error: _LengthError) -> ValueError:
     row, length, size = error.args
     if length is None:
         return ValueError(f"{block.where(row)}: column {column!r} has no list there; {_WHOLE_LISTS}")
     return ValueError(f"{block.where(row)}: the list in column {column!r} has {length} numbers, and those before have {size}")
 
 
-def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
+def rows_of(block: TableBlock, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
     """Read the rows of a field, ``[k, *shape]``, and find the numbers that were filled; None if there is none.
 
     ValueError, which names the row, for a cell that cannot be one.
@@ -280,7 +280,7 @@ def rows_of(block: Block, field: Field) -> tuple[npt.NDArray[Any], Bools | None]
     return each[0]
 
 
-def _column_rows(block: Block, name: str, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
+def _column_rows(block: TableBlock, name: str, field: Field) -> tuple[npt.NDArray[Any], Bools | None]:
     column = block.column(name)
     if field.fill is None or not _plain(column.type):
         _refuse_nulls(block, name, column, _no_value(name) if _plain(column.type) else _WHOLE_LISTS)

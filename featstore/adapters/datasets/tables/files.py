@@ -21,7 +21,7 @@ from featstore.config import format_size, listed, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
 
-__all__ = ["MOST_BLOCK_BYTES", "Block", "TableFile", "find_files"]
+__all__ = ["MOST_BLOCK_BYTES", "TableBlock", "TableFile", "find_files"]
 
 _FORMATS = {
     ".csv": "csv",
@@ -51,7 +51,7 @@ _ROW = re.compile(r"Row #(\d+): ")
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """Consecutive rows of a file: the first of them is row ``first`` as messages count, which is 2 behind a header.
 
     ``end`` is the number of the file's rows up to the block's last one.
@@ -191,7 +191,7 @@ class TableFile:
             return "; if it has no header, header=[…] names its columns (--node-header and --edge-header)"
         return ""
 
-    def blocks(self, types: dict[str, pa.DataType | None], begin: int = 0) -> Iterator[Block]:
+    def blocks(self, types: dict[str, pa.DataType | None], begin: int = 0) -> Iterator[TableBlock]:
         """Yield the rows from ``begin`` on; ``types`` are the columns to read, and the types to which cells of CSV are converted.
 
         Rows before ``begin`` are parsed in CSV, read in Arrow IPC, and of Parquet at most those of one row group.
@@ -210,7 +210,7 @@ class TableFile:
                     some = batch.slice(first, step)
                     if self.format != "csv":
                         self._validate(some, row)
-                    yield Block(self.path, row, some, row + some.num_rows - above)
+                    yield TableBlock(self.path, row, some, row + some.num_rows - above)
                     row += some.num_rows
 
     def _validate(self, batch: pa.RecordBatch, row: int) -> None:

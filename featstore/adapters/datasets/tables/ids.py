@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.distinct import Ranks
-from featstore.adapters.datasets.tables.files import Block
+from featstore.adapters.datasets.tables.files import TableBlock
 from featstore.errors import CorruptionError
 from featstore.idmaps.keys import Keys, joined
 from featstore.idmaps.numbering import Numbers
@@ -78,7 +78,7 @@ class Ids:
         if seen is not None:
             self.seen_bits, self._seen = seen, Ranks(seen, self.n)
 
-    def of_table(self, keys: Keys, block: Block) -> None:
+    def of_table(self, keys: Keys, block: TableBlock) -> None:
         """Number the nodes of a node table; ValueError for an id that was there before."""
         if not self._files or self._files[-1][1] != block.path:
             self._files.append((self.n, block.path, block.first))

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featstore.adapters.datasets.tables.columns import names_of
-from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
 from featstore.adapters.datasets.tables.reading import Counts, Reading, names_of_ends
 from featstore.adapters.datasets.tables.stepfiles import StepFiles
+from featstore.adapters.datasets.tables.tables import Tables
 from featstore.creation.build import write_pairs
 from featstore.creation.builder import Builder
 from featstore.creation.extsort import PairSorter

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from featstore.adapters.datasets.ahead import ahead
+from featstore.adapters.datasets.prefetch import prefetch
 from featstore.adapters.datasets.tables.columns import Field, names_of, rows_of, texts_of
-from featstore.adapters.datasets.tables.files import Block
-from featstore.adapters.datasets.tables.given import EdgeTable
+from featstore.adapters.datasets.tables.files import TableBlock
 from featstore.adapters.datasets.tables.ids import BothEnds, Ends, Ids
-from featstore.adapters.datasets.tables.opened import Tables
 from featstore.adapters.datasets.tables.pairs import Pairs
+from featstore.adapters.datasets.tables.schema import EdgeTable
 from featstore.adapters.datasets.tables.stepfiles import MOST_SPLITS, StepFiles
+from featstore.adapters.datasets.tables.tables import Tables
 from featstore.adapters.datasets.writing import SPLITS, count_unlabelled
 from featstore.creation.builder import Builder, field_stem
 from featstore.creation.inputfields import check_field_name
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Counts:
-    """What an import has read."""
+    """Counts of what an import has read."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     edges: dict[EdgeKey, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Counts:
         return cls(**{**values, **of_edges})
 
 
-def names_of_ends(tables: Tables, key: EdgeKey, block: Block) -> list[tuple[str, Ends, UInt64s]]:
+def names_of_ends(tables: Tables, key: EdgeKey, block: TableBlock) -> list[tuple[str, Ends, UInt64s]]:
     """Read the ends of edges, by type, with their hashes; of one type both ends of each edge follow one another."""
     table = tables.edges[key]
     src, dst = names_of(block, table.src, tables.kinds[key[0]]), names_of(block, table.dst, tables.kinds[key[2]])
@@ -211,9 +211,9 @@ class Reading:
 
     def _ahead(self, blocks: Iterator[Item]) -> Iterator[Item]:
         """Parse the next block, and hash its names, while the rows of one are stored."""
-        return self._stack.enter_context(contextlib.closing(ahead(blocks)))
+        return self._stack.enter_context(contextlib.closing(prefetch(blocks)))
 
-    def _have_read(self, number: int, file: int, block: Block) -> None:
+    def _have_read(self, number: int, file: int, block: TableBlock) -> None:
         """Record the progress behind a block, if the last record is old enough."""
         self._at = [number, file, block.end]
         if self._keeps:
@@ -279,7 +279,7 @@ class Reading:
             self._have_read(number, file, block)
         return {self._files.step("edge", key, of): writer for of, writer in writers.items()}
 
-    def _known(self, key: EdgeKey, table: EdgeTable, block: Block, src: Int64s, dst: Int64s) -> Bools | None:
+    def _known(self, key: EdgeKey, table: EdgeTable, block: TableBlock, src: Int64s, dst: Int64s) -> Bools | None:
         """Find the edges whose ends are nodes; None if all are. UnknownNameError unless others are left out."""
         is_known = (src >= 0) & (dst >= 0)
         if is_known.all():
@@ -309,7 +309,7 @@ class _Splits:
         stem = field_stem(f"node/{self._name}", self._fields[place])
         return self._files.open("split", self._name, place, stem=stem)
 
-    def write(self, block: Block, column: str, first: int) -> None:
+    def write(self, block: TableBlock, column: str, first: int) -> None:
         """Append the nodes of a block, whose first is ``first``; those without a value are in no split."""
         texts, numbers = texts_of(block, column)
         fields = [SPLITS.get(text.lower(), f"{text}_idx") for text in texts]
@@ -320,7 +320,7 @@ class _Splits:
                 self._add(field_, block, column)
             self.writers[self._fields.index(field_)].write(nodes.astype("<i8").view(np.uint8).reshape(len(nodes), 8))
 
-    def _add(self, field_: str, block: Block, column: str) -> None:
+    def _add(self, field_: str, block: TableBlock, column: str) -> None:
         if len(self._fields) == MOST_SPLITS:
             raise ValueError(f"{block.path}: more than {MOST_SPLITS} splits in column {column!r}")
         check_field_name(field_, f"{block.path}: a split in column {column!r}")
@@ -336,7 +336,7 @@ class _Splits:
         return {of: writer.n_rows for of, writer in zip(self._fields, self.writers, strict=True)}
 
 
-def _write(writer: RowFileWriter, block: Block, field: Field, keep: Bools | None = None, *, are_labels: bool = False) -> int:
+def _write(writer: RowFileWriter, block: TableBlock, field: Field, keep: Bools | None = None, *, are_labels: bool = False) -> int:
     """Append the rows of a field; return the number of cells without a value, which are filled, or of rows that are no label."""
     rows, filled = rows_of(block, field)
     n_filled = 0 if filled is None else int(filled.sum())

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from featstore.adapters.datasets.tables.opened import Tables
+from featstore.adapters.datasets.tables.tables import Tables
 from featstore.creation.builder import Builder, field_stem, file_stem
 from featstore.creation.steps import Field
 from featstore.storage.writer import FileRecord, RowFileWriter

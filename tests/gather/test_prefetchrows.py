@@ -1,4 +1,4 @@
-"""Reading ahead: every batch gets the rows its plan misses, whatever the groups; errors come at the batch they belong to."""
+"""Prefetched rows: every batch gets the rows its plan misses, whatever the groups; errors come at the batch they belong to."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
-from featstore.gather.executor import Tally, execute
-from featstore.gather.plan import BatchPlan, Part, Tier
-from featstore.gather.readahead import ReadAhead
+from featstore.gather.counters import GatherCounts
+from featstore.gather.executor import execute
+from featstore.gather.plan import BatchPlan, Tier, TierRows
+from featstore.gather.prefetchrows import RowPrefetcher
 from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
 from tests.support.graphs import make_graph
@@ -50,9 +51,9 @@ class Fields:
 
         return read
 
-    def ahead(self, misses: Any, start: int, stop: int, n_bytes: int) -> ReadAhead:
+    def ahead(self, misses: Any, start: int, stop: int, n_bytes: int) -> RowPrefetcher:
         widths = {name: data.shape[1] for name, data in DATA.items()}
-        ahead = ReadAhead(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
+        ahead = RowPrefetcher(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
         ahead.begin()
         return ahead
 
@@ -139,14 +140,14 @@ def test_an_error_comes_with_its_batch_and_closing_wakes_who_waits() -> None:
 
 def test_rows_read_ahead_are_those_that_the_plan_misses() -> None:
     rows, positions = np.array([7, 5, 6]), np.array([3, 0, 1])
-    parts = (Part(Tier.HOST, np.array([4]), np.array([2])), Part(Tier.BASE, rows, positions))
+    parts = (TierRows(Tier.HOST, np.array([4]), np.array([2])), TierRows(Tier.BASE, rows, positions))
     plan = BatchPlan(4, parts).read_ahead(3)
-    assert plan.parts == (parts[0], Part(Tier.AHEAD, range(3), positions))
-    out, tally = np.zeros((4, 5), np.uint8), Tally()
-    execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), tally)
+    assert plan.parts == (parts[0], TierRows(Tier.AHEAD, range(3), positions))
+    out, counts = np.zeros((4, 5), np.uint8), GatherCounts()
+    execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), counts)
     assert np.array_equal(out[[3, 0, 1]], DATA["z"][:3])
-    tally.count_plan(plan)
-    assert tally.rows == {Tier.HOST: 1, Tier.BASE: 3}
+    counts.count_plan(plan)
+    assert counts.rows == {Tier.HOST: 1, Tier.BASE: 3}
     with pytest.raises(ValueError, match="2 rows were read ahead for a plan that misses 3"):
         BatchPlan(4, parts).read_ahead(2)
 
@@ -254,7 +255,7 @@ def test_a_shortage_of_memory_costs_one_batch_its_rows_read_ahead() -> None:
             raise BudgetError("no memory", 1)
         return fields.read("x")(rows, out)
 
-    ahead = ReadAhead(misses, {"x": read}, {"x": 512}, 0, 4, 1 << 16, fields.counted.add)
+    ahead = RowPrefetcher(misses, {"x": read}, {"x": 512}, 0, 4, 1 << 16, fields.counted.add)
     ahead.begin()
     for position in range(4):
         rows = ahead.take(position, "x")
@@ -274,7 +275,7 @@ def all_of(budget: Budget) -> Reservation:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> None:
-    """Where the budget has nothing else left, the epoch goes on without it; the next one has it again."""
+    """If the budget has nothing else left, the epoch goes on without it; the next one has it again."""
     x = created(tmp_path / "g", 256)
     with featstore.open(tmp_path / "g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)

@@ -1,4 +1,4 @@
-"""Reading ahead: plans name the misses of coming batches, which can be read before the cache is up to date.
+"""Prefetching of rows: plans name the misses of coming batches, which can be read before the cache is up to date.
 
 A thread reads the misses of several batches at a time into memory of its own. So the drive's queue stays full while hits are
 copied, the cache is updated and the loop computes. Close pages that different batches need share a read.
@@ -17,7 +17,7 @@ from featstore._core.buffers import Arena
 from featstore.errors import BudgetError
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["ReadAhead"]
+__all__ = ["RowPrefetcher"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ class _Group:
         return self.first + len(self.bounds) - 1
 
 
-class ReadAhead:
+class RowPrefetcher:
     """Read the misses of batches ``start … stop - 1``, in order, in a thread, before the batches take them.
 
     A batch that does not fit half of the memory is not read ahead. The memory is held only while it has rows, or rows are read

@@ -15,7 +15,7 @@ Fields = Mapping[str, "str | Sequence[str] | Column"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """How the files of a table are read.
+    """Options for reading the files of a table.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Reading ahead of the creation of a dataset: unpacking and parsing go on while the rows before are sorted and written."""
+"""A generator in a thread of its own, one item ahead: files are unpacked and parsed while the rows before are written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["ahead"]
+__all__ = ["prefetch"]
 
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+def prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the items of a generator that runs in a thread of its own, one item ahead of the caller.
 
     The items share no memory with each other. The generator's exception is raised where its item would have come. The thread ends

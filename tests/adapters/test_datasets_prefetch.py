@@ -1,11 +1,11 @@
-"""A generator in a thread: its items, its error, its end."""
+"""Prefetching from a generator in a thread: its items, its error, its end."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 
-from featstore.adapters.datasets.ahead import ahead
+from featstore.adapters.datasets.prefetch import prefetch
 from tests.support.refusing import refuses
 
 
@@ -21,9 +21,9 @@ def test_items_in_order_from_another_thread() -> None:
             seen.add(threading.current_thread().name)
             yield number
 
-    assert list(ahead(items())) == list(range(100))
+    assert list(prefetch(items())) == list(range(100))
     assert seen == {"featstore-import_0"}
-    assert list(ahead(iter(()))) == []
+    assert list(prefetch(iter(()))) == []
     assert not names()
 
 
@@ -35,7 +35,7 @@ def test_one_item_ahead() -> None:
             made.append(number)
             yield number
 
-    running = ahead(items())
+    running = prefetch(items())
     assert next(running) == 0
     running.close()  # waits for the one that is under way
     assert made == [0, 1]
@@ -47,7 +47,7 @@ def test_errors_come_where_the_item_would() -> None:
         yield 1
         raise ValueError("the second one")
 
-    running = ahead(items())
+    running = prefetch(items())
     assert next(running) == 1
     refuses(ValueError, "the second one", lambda: next(running))
     assert not names()

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from featstore.adapters.datasets.tables.columns import Field, field_of, id_kind
-from featstore.adapters.datasets.tables.files import MOST_BLOCK_BYTES, Block, TableFile, find_files
-from featstore.adapters.datasets.tables.given import EdgeTable, NodeTable, Table
+from featstore.adapters.datasets.tables.files import MOST_BLOCK_BYTES, TableBlock, TableFile, find_files
+from featstore.adapters.datasets.tables.schema import EdgeTable, NodeTable, Table
 from featstore.creation.inputfields import check_field_name
 from featstore.progress import Progress
 from featstore.topology.types import ONE_NODE, EdgeKey, edge_name
@@ -147,7 +147,7 @@ class Tables:
         fields: Mapping[str, tuple[str, Field]],
         progress: Progress | None,
         begin: tuple[int, int] = (0, 0),
-    ) -> Iterator[tuple[int, Block]]:
+    ) -> Iterator[tuple[int, TableBlock]]:
         """Yield the blocks of a table, each with the number of its file.
 
         They have the ``columns`` of ids, given with what these hold, and those of fields. ``begin`` is a file and a number of
