@@ -261,6 +261,20 @@ def test_labels_without_a_value_are_counted(tmp_path: Path) -> None:
         assert_same(tmp_path / f"{form}-g", folder.make(tmp_path / f"{form}-made"))
 
 
+def test_rows_of_csv_that_lack_a_value_are_counted(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "in").csv()
+    path = folder.root / "raw" / "node-feat.csv.gz"
+    lines = gzip.decompress(path.read_bytes()).split(b"\n")
+    for at in (3, 40):
+        lines[at] = lines[at].rpartition(b",")[0] + b","
+    path.write_bytes(gzip.compress(b"\n".join(lines)))
+    notes = ogb(folder.root, tmp_path / "g", **TINY).notes
+    assert f"2 rows of x lack a value, which is NaN there: {path}" in notes
+    assert len([each for each in notes if "lack a value" in each]) == 1
+    with featstore.open(tmp_path / "g") as g:
+        assert torch.isnan(g.features["x"][:]).any(1).nonzero().flatten().tolist() == [3, 40]
+
+
 def test_a_split_is_chosen(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "in").binary().write_splits("random")
     refused(ValueError, "several splits: random, time; split", tmp_path / "g", lambda: ogb(folder.root, tmp_path / "g", **TINY))

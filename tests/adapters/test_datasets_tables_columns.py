@@ -99,6 +99,19 @@ def test_files_that_differ_in_lengths_or_dtypes(tmp_path: Path) -> None:
         imported(tmp_path, files, "w")
 
 
+def test_a_cell_of_text_among_numbers_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "e.csv"
+    for number in ("7", "-.5e3", "+1.", "nan", " 12 "):
+        path.write_text("s,t,v\n" + f"0,1,{number}\n" * 30 + "1,0,abc\n0,0,7\n")
+        with pytest.raises(ValueError, match=r"e.csv, row 32: column 'v' has 'abc' there, and numbers elsewhere; null_values="):
+            imported(tmp_path, path)
+    imported(tmp_path, path, Column("v", fill=0), null_values=["abc"])
+    assert stored(tmp_path)[29:].tolist() == [12, 0, 7]
+    path.write_text("s,t,v\n0,1,x\n1,0,y\n0,0,7\n")
+    with pytest.raises(TypeError, match=r"column 'v' has string, which no field stores; .*number texts first"):
+        imported(tmp_path, path)
+
+
 def test_decimals_and_text_name_a_remedy(tmp_path: Path) -> None:
     path = write(tmp_path / "e.parquet", v=[Decimal("1.5"), None], w=[["1"], ["2"]])
     with pytest.raises(TypeError, match=r"column 'v' has decimal.*, which no field stores; Column\('v', dtype='float64'\)"):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import featstore
 from featstore.errors import BusyError
+from tests.campaigns.checks import report
 
 N, E = 1100, 2000
 EDGE = ("_", "_", "_")
@@ -26,6 +31,8 @@ class Changes(RuleBasedStateMachine):
     """One handle writes; others are opened in between and keep what they saw."""
 
     form: dict[str, Any] = {}  # noqa: RUF012
+    updates_a_step = 1
+    n_updates = n_reads = 0  # of all examples
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,15 +77,45 @@ class Changes(RuleBasedStateMachine):
     def update(self, of: str, name: str, n: int, begin: int, together: bool) -> None:
         if name not in self.now[of]:
             return
-        rows = self.now[of][name].copy()
-        ids = (begin + np.arange(n)) % len(rows) if together else self.rng.integers(-len(rows), len(rows), n)
-        new = self.rows(name, n)
-        rows[ids] = new
-        if of == "node_data":
-            self.g.update_data(name, ids, new, progress=False)
-        else:
-            getattr(self.g, of)[name].update(ids, new, progress=False)
-        self.now[of] = {**self.now[of], name: rows}
+        with self.reading():
+            for _ in range(self.updates_a_step):
+                rows = self.now[of][name].copy()
+                ids = (begin + np.arange(n)) % len(rows) if together else self.rng.integers(-len(rows), len(rows), n)
+                new = self.rows(name, n)
+                rows[ids] = new
+                if of == "node_data":
+                    self.g.update_data(name, ids, new, progress=False)
+                else:
+                    getattr(self.g, of)[name].update(ids, new, progress=False)
+                self.now[of] = {**self.now[of], name: rows}
+                type(self).n_updates += 1
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let a thread compare gathers of the last reader with its commit, until the block ends, and once more."""
+        if not self.readers:
+            yield
+            return
+        (reader, seen), ended, rng = self.readers[-1], threading.Event(), np.random.default_rng(len(self.readers))
+
+        def read() -> None:
+            while True:
+                is_last = ended.is_set()
+                for of in ("features", "edge_features"):
+                    for name, rows in seen[of].items():
+                        ids = rng.integers(0, len(rows), 100)
+                        assert np.array_equal(getattr(reader, of)[name][ids].numpy(), rows[ids])
+                type(self).n_reads += 1
+                if is_last:
+                    return
+
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(read)
+            try:
+                yield
+            finally:
+                ended.set()
+            found.result()
 
     @rule(of=st.sampled_from(["features", "edge_features", "node_data"]), name=NAMES)
     def remove(self, of: str, name: str) -> None:
@@ -163,6 +200,18 @@ TestChangesInChunks = InChunks.TestCase
 TestChangesInChunks.settings = settings(max_examples=4, stateful_step_count=25, deadline=None)
 
 
+class ManyUpdates(Changes):
+    updates_a_step = 20
+
+
 @pytest.mark.stress
-class TestManyChanges(Changes.TestCase):
+class TestManyChanges(ManyUpdates.TestCase):
+    """More than 10,000 updates, most of them beside a thread that reads."""
+
     settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        report("random changes", updates=ManyUpdates.n_updates, reads_beside=ManyUpdates.n_reads)
+        assert ManyUpdates.n_updates >= 10_000
+        assert ManyUpdates.n_reads >= 10_000

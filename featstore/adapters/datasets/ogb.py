@@ -20,7 +20,7 @@ from featstore.adapters.datasets.folders import (
 )
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import Source, register
-from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
+from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, Gaps, write
 from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
@@ -156,7 +156,7 @@ def _csv(raw: str, dtypes: tuple[str | None, str | None]) -> tuple[dict[str, Fou
     edges = _csv_edges(raw, n, n, dtypes[0])
     _add_csv_nodes(nodes, raw, dtypes[0])
     if (species := file_in(raw, "species.csv.gz")) is not None:  # of ogbn-proteins
-        nodes.data["node_species"] = CsvSource(species, n)
+        nodes.data["node_species"] = Gaps(CsvSource(species, n))
     if (labels := file_in(raw, "node-label.csv.gz")) is not None:
         nodes.add_labels(CsvSource(labels, n, dtypes[1]))
     return {ONE_NODE: nodes}, {ONE_EDGE: edges}
@@ -173,13 +173,13 @@ def _csv_edges(folder: str, n_sources: int, n_destinations: int, dtype: str | No
         else EdgeList(path, 0, lambda n: iter(()), n_sources, n_destinations, lambda row, edge: path)
     )
     for name, file in _fields(folder, "edge"):
-        found.features[name] = CsvSource(file, n_edges, dtype)
+        found.features[name] = Gaps(CsvSource(file, n_edges, dtype))
     return found
 
 
 def _add_csv_nodes(nodes: FoundNodes, folder: str, dtype: str | None) -> None:
     for name, file in _fields(folder, "node"):
-        _add_nodes_field(nodes, name, CsvSource(file, nodes.n, dtype if name == "node_feat" else None))
+        _add_nodes_field(nodes, name, Gaps(CsvSource(file, nodes.n, dtype if name == "node_feat" else None)))
 
 
 def _fields(folder: str, of: str) -> Iterable[tuple[str, str]]:

@@ -36,6 +36,7 @@ __all__ = [
     "CheckedIds",
     "FoundEdges",
     "FoundNodes",
+    "Gaps",
     "Labels",
     "Mask",
     "PaddedLabels",
@@ -135,6 +136,16 @@ class Mask(_Counted):
 
     def count(self, block: UInt8s) -> int:
         return int(np.count_nonzero(block))
+
+
+class Gaps(_Counted):
+    """Rows of text; counted are those with NaN, as which a value that is not there is read."""
+
+    what = "gaps"
+
+    def count(self, block: UInt8s) -> int:
+        rows = block.view(numpy_dtype(self.dtype))
+        return int(np.isnan(rows).any(1).sum()) if rows.dtype.kind == "f" else 0
 
 
 def count_unlabelled(block: UInt8s, dtype: str, filled: npt.NDArray[np.bool_] | None = None) -> int:
@@ -320,8 +331,21 @@ def write(
                 found.splits[full] = field_.n_counted
             elif name.rpartition(".")[2] in SPLITS.values():  # of a task of several
                 found.splits[full] = open_source(name, field_).n_rows
+    for full, value in _fields_of(nodes, edges):
+        if isinstance(value, Gaps) and value.n_counted:
+            found.notes.append(f"{value.n_counted:,} rows of {full} lack a value, which is NaN there: {value.name}")
     found.seconds = time.perf_counter() - begin
     return found
+
+
+def _fields_of(nodes: Mapping[str, FoundNodes], edges: Mapping[EdgeKey, FoundEdges]) -> Iterator[tuple[str, ArrayLike]]:
+    """Yield all fields, with their names among those of all types."""
+    for kind, of_nodes in nodes.items():
+        for name, value in (*of_nodes.features.items(), *of_nodes.data.items()):
+            yield qualified(kind, name), value
+    for key, of_edges in edges.items():
+        for name, source in of_edges.features.items():
+            yield qualified(edge_name(key), name), source
 
 
 def _inputs(
@@ -344,10 +368,9 @@ def _inputs(
         fields.update((f"feature {qualified(edge_name(key), name)}", value) for name, value in found.features.items())
     sizes = {kind: each.n for kind, each in nodes.items()}
     inputs = inputs_of_folder(folder, path, fields, files, source=source, nodes=sizes, edges=of_edges, reverse=reverse)
-    for kind, each in nodes.items():
-        for name, value in each.data.items():
-            if isinstance(value, _Counted):
-                value.count_in(inputs.counts, qualified(kind, name))
+    for full, value in _fields_of(nodes, edges):
+        if isinstance(value, _Counted):
+            value.count_in(inputs.counts, full)
     for key, found in edges.items():
         found.edges.count_in(inputs.counts, edge_name(key))
     return inputs

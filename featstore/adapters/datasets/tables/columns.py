@@ -82,6 +82,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+_NUMBER = r"(?i)^\s*[-+]?(\d+\.?\d*(e[-+]?\d+)?|\.\d+(e[-+]?\d+)?|nan|inf(inity)?)\s*$"
 _WHOLE_LISTS = "fill is for numbers, not for whole lists"
 
 
@@ -201,6 +202,8 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
     for column in columns:
         kind, width = _row_type(file, column)
         plain = np.dtype(wanted.dtype) if file.format == "csv" and wanted.dtype is not None else _plain(kind)
+        if plain is None and file.format == "csv" and _is_text(kind):
+            _refuse_odd_cell(file, column)
         if plain is None or (pa.types.is_decimal(kind) and (wanted.dtype is None or np.dtype(wanted.dtype).kind != "f")):
             raise TypeError(f"{file.path}: column {column!r} has {kind}, which no field stores; {_remedy(kind, column)}")
         if width and len(columns) > 1:
@@ -219,6 +222,21 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
     csv_type = pa.float64() if dtype.kind == "f" else None if wanted.dtype is None else pa.from_numpy_dtype(dtype)
     of_columns = tuple(kind or csv_type for kind in kinds)
     return Field(name, columns, dtype.newbyteorder("<"), (len(columns),) if is_row else shape, wanted.fill, of_columns)
+
+
+def _refuse_odd_cell(file: TableFile, column: str) -> None:
+    """Raise ValueError for the first cell near the top of a CSV file that is text, if most cells there are numbers."""
+    for block in file.blocks({column: pa.string()}):
+        cells = block.column(column)
+        odd = np.flatnonzero(~pc.match_substring_regex(cells, _NUMBER).fill_null(True).to_numpy(zero_copy_only=False))
+        if 0 < len(odd) <= len(cells) // 2:
+            row = int(odd[0])
+            raise ValueError(
+                f"{block.where(row)}: column {column!r} has {cells[row].as_py()!r:.80} there, and numbers elsewhere; "
+                "null_values=[…] names cells without a value (--null-values), and Column(…, fill=…) gives these one (--fill)"
+            )
+        if len(odd):
+            return
 
 
 def _check_fill(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
