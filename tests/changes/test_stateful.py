@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import featstore
 from featstore.errors import BusyError
@@ -201,14 +201,21 @@ TestChangesInChunks.settings = settings(max_examples=4, stateful_step_count=25, 
 
 
 class ManyUpdates(Changes):
-    updates_a_step = 20
+    updates_a_step = 30
+
+    @initialize()
+    def begin_with_fields(self) -> None:
+        self.add("features", "a", False)
+        self.add("edge_features", "b", False)
+        self.add("node_data", "c", False)
+        self.open_another()
 
 
 @pytest.mark.stress
 class TestManyChanges(ManyUpdates.TestCase):
     """More than 10,000 updates, most of them beside a thread that reads."""
 
-    settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=130, stateful_step_count=60, deadline=None)
 
     @classmethod
     def tearDownClass(cls) -> None:
