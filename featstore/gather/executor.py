@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore.errors import ClosedError
 from featstore.gather.plan import BatchPlan, Part, Tier
-from featstore.gather.sources import RowSource
+from featstore.gather.sources import RowSource, gather_of
 from featstore.storage.rowfile import ReadStats
 
 __all__ = ["Tally", "execute"]
@@ -70,7 +70,7 @@ def execute(
             continue
         if part.tier not in sources:  # it was closed after the plan was made
             raise ClosedError(f"the {part.tier.name.lower()} tier was closed")
-        cost = sources[part.tier].gather(part.addresses, out, part.positions, gap_bytes)
+        cost = gather_of(sources[part.tier])(part.addresses, out, part.positions, gap_bytes)
         if tally is not None:
             tally.read.add(cost)
         filled += n
