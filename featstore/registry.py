@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import operator
 import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from featstore.config import listed
-from featstore.errors import FeatstoreWarning, PluginError, warn
+from featstore.errors import FeatstoreError, FeatstoreWarning, PluginError, warn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Registry", "adapter", "read_only"]
+__all__ = ["Registry", "adapter", "cause_of", "error_text", "is_plugin", "plugin_errors", "read_only", "whole_number"]
 
 Plugin = TypeVar("Plugin")
 Array = TypeVar("Array", bound="npt.NDArray[Any]")
@@ -35,6 +37,53 @@ def read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def is_plugin(thing: object) -> bool:
+    """Tell whether an object is of a class that is not the library's, so that its answers are checked."""
+    return type(thing).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def error_text(error: BaseException) -> str:
+    """Describe an error, even one whose ``__str__`` raises."""
+    with suppress(Exception):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Get the cause of a PluginError within a context manager: contextlib would raise a StopIteration again that is one."""
+    return None if isinstance(error, StopIteration) else error
+
+
+@contextmanager
+def plugin_errors(label: str, what: str) -> Iterator[None]:
+    """Turn the exceptions of a plug-in into a PluginError that begins with its ``label``.
+
+    Errors of the system and of the library, which are no fault of the plug-in's, pass through.
+    """
+    try:
+        yield
+    except (FeatstoreError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise PluginError(f"{label}: {what} raised {error_text(error)}") from cause_of(error)
+
+
+def whole_number(label: str, name: str, value: Any, least: int = 0) -> int:
+    """Check a number of a plug-in's; PluginError unless it is whole and at least ``least``."""
+    try:
+        number = operator.index(value)
+    except Exception:
+        number = least - 1
+    if not least <= number < 1 << 63:
+        shown = (
+            f"a {type(value).__name__}"
+            if number < least and not isinstance(value, (int, float, str, type(None)))
+            else repr(value)
+        )
+        raise PluginError(f"{label}: {name} must be a whole number, at least {least}, not {shown}")
+    return number
 
 
 def adapter(framework: str) -> Any:
@@ -189,7 +238,7 @@ class Registry(Generic[Plugin]):
         try:
             cls: Any = points[0].load()
         except Exception as error:
-            raise PluginError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+            raise PluginError(f"{where} cannot be loaded: {error_text(error)}") from error
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise PluginError(f"{where} is not a subclass of {self._described}, but {cls!r}")
         with self._lock:

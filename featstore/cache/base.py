@@ -18,7 +18,7 @@ import numpy.typing as npt
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
 from featstore.lazy import lazy
-from featstore.registry import Registry, read_only
+from featstore.registry import Registry, error_text, plugin_errors, read_only, whole_number
 
 __all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
 
@@ -247,7 +247,7 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
         no text. The message names the policy.
     """
     if isinstance(policy, Policy):
-        return _named(policy)
+        return _checked(policy)
     if isinstance(policy, str):
         cls = POLICIES.find(policy)
     elif isinstance(policy, type) and issubclass(policy, Policy):
@@ -258,17 +258,36 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
         made = cls()
     except Exception as error:
         label = policy if isinstance(policy, str) else cls.__qualname__
-        raise PluginError(f"policy {label!r} ({cls.__module__}.{cls.__qualname__}) cannot be made: {error}") from error
-    return _named(made)
+        raise PluginError(
+            f"policy {label!r} ({cls.__module__}.{cls.__qualname__}) cannot be made: {error_text(error)}"
+        ) from error
+    return _checked(made)
 
 
-def _named(policy: Policy) -> Policy:
-    """Check that a policy's name is text, as messages and layouts need it; return the policy."""
+# Numbers that a policy says of itself, which sizes of caches are computed with.
+_NUMBERS = {"score_bytes": 0, "list_score_bytes": 0, "slot_bytes": 0, "groups": 1}
+
+
+def _checked(policy: Policy) -> Policy:
+    """Check what a policy says of itself: a name that is text, and numbers; return the policy."""
     label = f"policy {type(policy).__module__}.{type(policy).__qualname__}"
     try:
         name: Any = policy.name
     except Exception as error:
-        raise PluginError(f"{label}: name raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{label}: name raised {error_text(error)}") from error
     if not isinstance(name, str):
         raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+    for attribute, least in _NUMBERS.items():
+        if not hasattr(type(policy), attribute):  # the policy is of another kind
+            continue
+        with plugin_errors(label, attribute):
+            value: Any = getattr(policy, attribute)
+        if value is not None or attribute != "list_score_bytes":
+            whole_number(label, attribute, value, least)
+    for attribute in ("needs_parts", "needs_counts", "from_degrees"):
+        if hasattr(type(policy), attribute):
+            with plugin_errors(label, attribute):
+                value = getattr(policy, attribute)
+            if not isinstance(value, bool):
+                raise PluginError(f"{label}: {attribute} must be True or False, not a {type(value).__name__}")
     return policy

@@ -19,7 +19,7 @@ from featstore.cache.planned import NO_ROWS, Horizon, PlannedBatch, PlannedPolic
 from featstore.cache.rowmap import RowMap
 from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.plan import Changeset
-from featstore.registry import read_only
+from featstore.registry import cause_of, error_text, read_only
 
 __all__ = ["CheckedPolicy"]
 
@@ -199,17 +199,10 @@ class CheckedPolicy:
         except BaseException as error:
             if self._is_own or any(error is other for other in errors):
                 raise
-            raise PluginError(f"{where or self.label}: {what} raised {_text(error)}") from error
+            raise PluginError(f"{where or self.label}: {what} raised {error_text(error)}") from cause_of(error)
 
 
 _END = object()
-
-
-def _text(error: BaseException) -> str:
-    """Describe an error, even one whose ``__str__`` raises."""
-    with suppress(Exception):
-        return f"{type(error).__name__}: {error}"
-    return type(error).__name__
 
 
 def _close(answer: Any) -> None:

@@ -13,6 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
+from featstore.registry import error_text
 
 __all__ = ["check_scores", "choose_rows", "scores_there", "top_rows", "top_rows_beside"]
 
@@ -151,4 +152,4 @@ def choose_rows(
         except (PluginError, MemoryError):
             raise
         except Exception as error:
-            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+            raise PluginError(f"policy {policy.name!r}: scores failed: {error_text(error)}") from error

@@ -14,7 +14,7 @@ from featstore.cache.base import OnlinePolicy, PolicyContext
 from featstore.cache.rowmap import RowMap
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.plan import Changeset
-from featstore.registry import read_only
+from featstore.registry import cause_of, error_text, plugin_errors, read_only, whole_number
 
 __all__ = ["PlannedSlots", "SlotTable"]
 
@@ -49,19 +49,20 @@ class SlotTable:
         self._bitmap = np.zeros(-(-capacity // 64), np.uint64)
         self._fault: PluginError | MemoryError | None = None
         self._is_broken = False
-        self._n_groups = policy.groups
-        if not isinstance(self._n_groups, int) or self._n_groups < 1:
-            raise PluginError(f"policy {policy.name!r}: groups must be a whole number, at least 1, not {self._n_groups!r}")
+        self._n_groups = whole_number(f"policy {policy.name!r}", "groups", policy.groups, 1)
         try:
             policy.start(capacity, context)
         except MemoryError:
             raise
         except Exception as error:
-            raise PluginError(f"policy {policy.name!r} cannot start with {capacity} slots: {error}") from error
+            raise PluginError(f"policy {policy.name!r} cannot start with {capacity} slots: {error_text(error)}") from error
 
     @property
     def nbytes(self) -> int:
-        return self.row_of_slot.nbytes + self._bitmap.nbytes + int(self.policy.nbytes)
+        label = f"policy {self.policy.name!r}"
+        with plugin_errors(label, "nbytes"):
+            n_bytes: Any = self.policy.nbytes
+        return self.row_of_slot.nbytes + self._bitmap.nbytes + whole_number(label, "nbytes", n_bytes)
 
     def reset(self) -> None:
         """Empty every slot, whatever state another thread left the table and the map in, and start the policy anew."""
@@ -228,7 +229,7 @@ class SlotTable:
             fault = self._after(error, hook, new_rows)
             if fault is error:
                 raise
-            raise fault from error
+            raise fault from cause_of(error)
 
     def _after(self, error: BaseException, hook: str, new_rows: Int64s | None = None) -> PluginError | MemoryError:
         """Empty the table after a hook's ``error``; return the exception to raise, with the policy's name.
@@ -245,8 +246,8 @@ class SlotTable:
             return error
         if not isinstance(error, Exception):
             raise error
-        fault = PluginError(f"policy {self.policy.name!r}: {hook} raised {type(error).__name__}: {error}")
-        fault.__cause__ = error
+        fault = PluginError(f"policy {self.policy.name!r}: {hook} raised {error_text(error)}")
+        fault.__cause__ = cause_of(error)
         return fault
 
     def _check(self) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from featstore.errors import ClosedError
 from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import BatchPlan, Tier, TierRows
-from featstore.gather.sources import RowSource
+from featstore.gather.sources import RowSource, gather_of
 
 __all__ = ["execute"]
 
@@ -40,7 +40,7 @@ def execute(
             continue
         if part.tier not in sources:  # it was closed after the plan was made
             raise ClosedError(f"the {part.tier.name.lower()} tier was closed")
-        cost = sources[part.tier].gather(part.addresses, out, part.positions, gap_bytes)
+        cost = gather_of(sources[part.tier])(part.addresses, out, part.positions, gap_bytes)
         if counts is not None:
             counts.read.add(cost)
         filled += n

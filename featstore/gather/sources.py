@@ -7,19 +7,23 @@ Any object that keeps the contract can hold a feature's rows, or a tier of its p
 from __future__ import annotations
 
 import errno
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
-from featstore.errors import ClosedError
+from featstore.errors import ClosedError, PluginError
 from featstore.gather.plan import Addresses
+from featstore.registry import is_plugin, plugin_errors, read_only, whole_number
 from featstore.storage.extentmap import ExtentMap
 from featstore.storage.pagestream import Arenas, arena_bytes
 from featstore.storage.rowfile import ReadStats, RowFile
 
-__all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource", "SourceRange"]
+__all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource", "SourceRange", "check_source", "gather_of"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
@@ -96,6 +100,54 @@ class RowSource(Protocol):
     def close(self) -> ReadStats | None:
         """Wait for reads under way and release everything; return the cost of reads in vain. May be called again."""
         ...
+
+
+def _label(source: object) -> str:
+    return f"row source {type(source).__qualname__!r}"
+
+
+def check_source(source: RowSource, n_rows: int, row_bytes: int) -> None:
+    """Check what a row source of another package says of itself.
+
+    Raises
+    ------
+    PluginError
+        A part of the contract is missing, or is of another type.
+    ValueError
+        It has fewer rows than ``n_rows``, or rows of another width than ``row_bytes``.
+    """
+    label, found = _label(source), dict[str, Any]()
+    for name in ("n_rows", "row_bytes", "fingerprint", "path", "mode", "stats", "in_order", "gather", "check_open", "close"):
+        with plugin_errors(label, name):
+            found[name] = getattr(source, name)
+    for name, kind in {"fingerprint": str, "path": str, "mode": str, "stats": ReadStats, "in_order": bool}.items():
+        if not isinstance(found[name], kind):
+            raise PluginError(f"{label}: {name} must be a {kind.__name__}, not a {type(found[name]).__name__}")
+    for name in ("gather", "check_open", "close"):
+        if not callable(found[name]):
+            raise PluginError(f"{label}: {name} must be a method, not a {type(found[name]).__name__}")
+    n, width = (whole_number(label, name, found[name]) for name in ("n_rows", "row_bytes"))
+    if n < n_rows or width != row_bytes:
+        raise ValueError(f"{label} has {n} rows of {width} bytes; a store of {n_rows} rows of {row_bytes} bytes is asked for")
+
+
+def gather_of(source: RowSource) -> Callable[..., ReadStats]:
+    """Get the method ``gather`` of a source; of one of another package, with a check of its answer."""
+    return partial(_gathered, source) if is_plugin(source) else source.gather
+
+
+def _gathered(
+    source: RowSource, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
+) -> ReadStats:
+    """Gather from a source of another package, which gets read-only addresses; PluginError unless it returns its cost."""
+    given: Any = addresses if isinstance(addresses, range) else read_only(np.asarray(addresses))
+    cost = source.gather(given, out, None if positions is None else read_only(positions), gap_bytes)
+    if not isinstance(cost, ReadStats):
+        raise PluginError(f"{_label(source)}: gather must return ReadStats, not a {type(cost).__name__}")
+    numbers = [getattr(cost, each.name) for each in fields(ReadStats)]
+    if not all(isinstance(each, (int, float, np.number)) and 0 <= each < 1 << 63 for each in numbers):
+        raise PluginError(f"{_label(source)}: gather must return what was read, in numbers of at least 0, not {cost}")
+    return cost
 
 
 class MemorySource:

@@ -27,9 +27,10 @@ from featstore.gather.counters import GatherCounts
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.rowblocks import row_blocks
 from featstore.gather.rowindex import as_index_array, resolve_rows
-from featstore.gather.sources import RowSource
+from featstore.gather.sources import RowSource, check_source
 from featstore.gather.tupleindex import select
 from featstore.graph.showing import show_store
+from featstore.registry import is_plugin
 from featstore.storage.pagestream import PagedRows
 from featstore.storage.reader import Reader
 from featstore.topology.part import Part
@@ -102,6 +103,8 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
         self.ndim = len(self.shape)
         self.nbytes = self.shape.numel() * dtype.itemsize
         self.device = torch.device("cpu")
+        if is_plugin(source):
+            check_source(source, len(self), self.nbytes // max(1, len(self)))
         self.row_bytes = source.row_bytes
         self._reader = reader
         self._pool = pool

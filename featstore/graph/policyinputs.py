@@ -14,6 +14,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.select import check_scores, scores_there
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array
+from featstore.registry import error_text
 from featstore.topology.noderows import NodeRows
 
 __all__ = ["Given", "PolicyInputs", "policy_scores"]
@@ -27,7 +28,7 @@ def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: boo
     try:
         scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
-        raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+        raise PluginError(f"policy {policy.name!r}: scores failed: {error_text(error)}") from error
     return scores_there(context, check_scores(policy, scores, context.n))
 
 

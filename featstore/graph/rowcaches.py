@@ -20,6 +20,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least, parse_cache_size
 from featstore.errors import BudgetError
 from featstore.gather.arrays import as_array
+from featstore.gather.sources import gather_of
 from featstore.graph.adjacency import PIECE_NODES, Adjacency
 from featstore.graph.base import StoredGraph
 from featstore.graph.feature import FeatureStore
@@ -147,7 +148,7 @@ class RowCaches:
             with Progress(holder, capacity * file.row_bytes, graph.shows_progress, delay_s=FILL_SHOWN_AFTER_S) as bar:
 
                 def read(rows: npt.NDArray[np.int64], *where: Any) -> None:
-                    file.gather(rows, *where)
+                    gather_of(file)(rows, *where)
                     bar.add(rows.size * file.row_bytes)
 
                 size_of: tuple[int, int, int] = capacity, file.row_bytes, n

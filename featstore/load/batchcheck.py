@@ -41,11 +41,11 @@ def batch_check(strategy: str, n_batches: int, epoch: int | None) -> Callable[[A
             of = f" of a {type(batch.sampled).__name__}" if isinstance(batch, Batch) else ""
             fail(position, f"is a {type(batch).__name__}{of}, not a Batch of a SampledBatch")
         sampled = batch.sampled
-        if batch.position != position:
+        if not isinstance(batch.position, int) or batch.position != position:
             fail(position, f"has position {batch.position}")
         if epoch is not None and sampled.epoch != epoch:
             fail(position, f"is of epoch {sampled.epoch}, and epoch {epoch} runs")
-        if not 0 <= sampled.index < n_batches:
+        if not isinstance(sampled.index, int) or not 0 <= sampled.index < n_batches:
             fail(position, f"has index {sampled.index}, and an epoch has {n_batches} batches")
         before = int(position_of[sampled.index])
         if before not in (-1, position):  # the same position: memory was short, and the batch is asked for again

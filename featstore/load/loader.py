@@ -21,12 +21,13 @@ from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag, format_size, refuse_path
 from featstore.display import MOST_ROWS, Display, ShownAsTables, Table, described
-from featstore.errors import BudgetError, ClosedError
+from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.buffers import memory_errors
 from featstore.gather.device import check_device
 from featstore.graph.showing import cache_text
 from featstore.load.arguments import check_edge_features, check_features, check_prefetch
 from featstore.load.batchcheck import batch_check
+from featstore.load.checkedstrategy import checked_batches, checked_epoch, checked_runner, checked_stats
 from featstore.load.epoch import EpochIterator, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
@@ -288,7 +289,7 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
         options["seed"] = check_at_least("seed", options["seed"], 0)
         options |= {name: check_flag(name, options[name]) for name in ("shuffle", "drop_last")}
         name = self._strategy.name
-        found = self._strategy.batches(g, batch_size=batch_size, **options)
+        found = checked_batches(self._strategy, self._strategy.batches(g, batch_size=batch_size, **options))
         if found is not None:
             if sampler is not None or seeds is not None:
                 found.close()
@@ -339,7 +340,7 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
         except BudgetError as error:  # batches and the strategy's memory, which is not known yet, come on top
             error = Memory(context, caches=self._order_bytes(context)).too_small(error)
             raise BudgetError(error.reason, (error.needed or 0) * 3 // 2) from None
-        self._runner = self._strategy.run(context)
+        self._runner = checked_runner(self._strategy, self._strategy.run(context))
         given = self._close_batches
         self._close_batches = finalize_here(self, self._runner.context.batches.close)  # maybe the strategy's view of them
         given.detach()
@@ -441,7 +442,11 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
             if self._history is not None:
                 self._history.check_idle()
             position = replace(self._state.next)
-            run = self._runner.prepare(position.epoch, position.batch)
+            try:
+                run = self._runner.prepare(position.epoch, position.batch)
+            except StopIteration as error:  # would end the loop without an error
+                raise PluginError(f"strategy {self._strategy.name!r}: prepare raised {error!r}") from error
+            run = checked_epoch(self._strategy, run, self._runner.context, self._types, position.batch)
             try:
                 depth = self._runner.prefetch
                 most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
@@ -536,7 +541,7 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
                 "hidden": self._stages.overlap.hidden,
                 **describe(context.on_device),
                 **self._windows,
-                **self._runner.stats(),
+                **checked_stats(self._strategy, self._runner),
             },
             self._asked,
         )

@@ -19,6 +19,7 @@ from featstore.cache.sizes import cache_bytes, rows_within
 from featstore.errors import BudgetError
 from featstore.estimate.rowsample import RowSample
 from featstore.estimate.savedio import SavedIO, Split, best_split, prefix_sums
+from featstore.gather.sources import gather_of
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborlists import NEIGHBOR_POLICY
 from featstore.graph.neighbors.neighborcache import NeighborCache
@@ -195,7 +196,7 @@ def _gathered(context: Context, drawn: Drawn) -> tuple[float, int]:
             for name, width in context.nodes.row_bytes.items():
                 out = graph.pool.tensor((len(rows), width), torch.uint8)
                 begin = time.perf_counter()
-                context.nodes.stores[name].source.gather(rows, out.numpy())
+                gather_of(context.nodes.stores[name].source)(rows, out.numpy())
                 seconds += time.perf_counter() - begin
                 del out
         n_rows += len(ids)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.errors import BudgetError, ClosedError
+from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.counters import GatherCounts, Overlap
 from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.plan import EdgePlan, Tier
@@ -27,6 +27,7 @@ from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batch import Block
 from featstore.sampling.batches import EpochSeeds
 from featstore.sampling.edgenumbers import blocks_of, edge_numbers, edge_type_of
+from featstore.sampling.sampledbatches import Drawn
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.context import Context
@@ -281,12 +282,20 @@ class Stages:
                         by: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
                         if by is None:  # checked and joined once, even if the gather is repeated for lack of memory
                             if kind not in batch.edge_numbers:
-                                batch.edge_numbers[kind] = edge_numbers(blocks, len(store), self._g.pool.array)
+                                batch.edge_numbers[kind] = self._numbers(blocks, len(store))
                             by = batch.edge_numbers[kind]
                         batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, counts, by)
                 finally:
                     context.edges.reads.add(counts.read)
         batch.edge_plans, batch.edge_numbers = {}, {}  # frees their memory for the features
+
+    def _numbers(self, blocks: tuple[Block, ...], n_edges: int) -> npt.NDArray[np.int64]:
+        """Collect the numbers of a batch's edges; the PluginError names the sampler."""
+        try:
+            return edge_numbers(blocks, n_edges, self._g.pool.array)
+        except PluginError as error:
+            drawn = self._context.batches
+            raise PluginError(f"sampler {drawn.sampler.label!r}: {error}" if isinstance(drawn, Drawn) else str(error)) from None
 
     def _gather(self, run: EpochRun, name: str, batch: Batch) -> torch.Tensor:
         """Gather the rows of a feature that the host assembles; the batch gets the device's part of the feature."""

@@ -30,7 +30,7 @@ from featstore.plan.samples import SampleWriter
 from featstore.progress import Progress
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, refuse_repeats, run_length_of
-from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
+from featstore.sampling.foreign import adjacency_of, checked_sampler, has_own_seeds, sampled_by
 from featstore.sampling.macrolists import FRACTION, macro_lists
 from featstore.sampling.partbatches import check_parts_of_ranks
 from featstore.sampling.sampledbatches import Drawn
@@ -273,7 +273,7 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
     if batcher is None:
         for epoch in range(epochs):
             for index, sample in enumerate(sampler):
-                yield as_sampled(sample, g.num_nodes, epoch, index)
+                yield sampled_by(sampler, sample, g.num_nodes, epoch, index)
         return
     checked = checked_sampler(sampler, g.num_nodes, g)
     lists = macro_lists(g, checked, batcher)

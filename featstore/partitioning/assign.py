@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, overload
 
@@ -13,7 +14,7 @@ import xxhash
 
 from featstore._core.partition import edges_inside
 from featstore.config import check_at_least, check_flag, refuse_path
-from featstore.errors import FeatstoreError, OptionError, PluginError
+from featstore.errors import OptionError, PluginError
 from featstore.gather.arrays import id_array, refuse_mask
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.savedparts import HOLDER, KeptParts, check_parts_name
@@ -24,6 +25,7 @@ from featstore.partitioning.ldg import LDG
 from featstore.partitioning.trainparts import TrainParts
 from featstore.progress import Progress
 from featstore.ranks import Meeting, check_ranks, process_group
+from featstore.registry import error_text, is_plugin, plugin_errors, whole_number
 from featstore.topology.partarrays import MOST_PARTS, by_part, check_parts
 
 __all__ = ["PartQuality", "judge", "partition"]
@@ -231,7 +233,13 @@ def _of_all_nodes(asked: _Asked, method: str | Partitioner | type[Partitioner] |
         n_parts = check_at_least("n_parts", n_parts, 1, MOST_PARTS)
     n = g.num_nodes
     if chosen is not None and n_parts is not None:
-        chosen.check(n_parts)
+        try:
+            chosen.check(n_parts)
+        except ValueError:
+            raise  # the options do not allow this number
+        except Exception:
+            with plugin_errors(f"partitioner {chosen.name!r}", "check"):
+                raise
     with g.budget.reserve("partitioning", n if train_idx is not None else 0) as held:
         is_train = None if train_idx is None else _mask(train_idx, n)
         held.resize(held.n_bytes + (4 * n if given is not None else 0))
@@ -314,18 +322,20 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 def _assigned(asked: _Asked, chosen: Partitioner, n_parts: int, is_train: Bytes | None) -> Int32s:
     g, topology = asked.g, asked.g.topology
-    with Progress("partition", chosen.n_passes * topology.nbytes, asked.progress) as bar:
+    label = f"partitioner {chosen.name!r}"
+    with plugin_errors(label, "n_passes"):
+        n_passes: Any = chosen.n_passes
+    n_bytes = whole_number(label, "n_passes", n_passes) * topology.nbytes
+    with Progress("partition", n_bytes, asked.progress) as bar:
         stream = GraphStream(topology, n_parts, is_train, asked.seed, g.budget, bar)
-        try:
+        with closing(stream), plugin_errors(label, "assign"):
             answer = chosen.assign(stream)
-        except (FeatstoreError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            raise PluginError(f"partitioner {chosen.name!r} failed: {type(error).__name__}: {error}") from error
     try:
-        return check_parts(answer, g.num_nodes, n_parts, "its answer")
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"partitioner {chosen.name!r}: {error}") from error
+        found = check_parts(answer, g.num_nodes, n_parts, "its answer")
+    except Exception as error:
+        raise PluginError(f"{label}: {error_text(error)}") from error
+    # A plug-in may keep its array, and write to it later.
+    return found.copy() if is_plugin(chosen) else found
 
 
 def _mask(train_idx: Given, n: int) -> Bytes:

@@ -7,7 +7,7 @@ entry-point group ``featstore.partitioners``), and run ``featstore.testing.Parti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget, Reservation
-from featstore.errors import OptionError, PluginError
+from featstore.config import check_at_least
+from featstore.errors import ClosedError, FeatstoreError, OptionError, PluginError
 from featstore.gather.buffers import huge_array
 from featstore.progress import Progress
-from featstore.registry import Registry, read_only
+from featstore.registry import Registry, error_text, plugin_errors, read_only
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
@@ -40,6 +41,10 @@ class GraphStream:
     is_train : uint8 array, shape (num_nodes,), or None
         1 for training nodes.
     """
+
+    _passes: tuple[Generator[ListBlock, None, None], ...] = ()  # that have begun
+    _held: tuple[Reservation, ...] = ()
+    _is_over = False
 
     def __init__(
         self, topology: Topology, n_parts: int, is_train: npt.NDArray[np.uint8] | None, seed: int, budget: Budget, bar: Progress
@@ -79,16 +84,33 @@ class GraphStream:
 
     def list_blocks(self) -> Iterator[ListBlock]:
         """Read the adjacency once, as :meth:`blocks`, with the nodes whose lists each block holds."""
+        found = self._read()
+        self._passes = (*self._passes, found)
+        return found
+
+    def _read(self) -> Generator[ListBlock, None, None]:
+        if self._is_over:
+            raise ClosedError("the partitioner's assign has returned, and its graph is not read any more")
         for block in blocks_in(self._topology, self._budget, HOLDER):
             yield replace(block, offsets=read_only(block.offsets), ids=read_only(block.ids))
             self._bar.add(block.ids.nbytes)
+
+    def close(self) -> None:
+        """End the passes that have begun, and give the memory back that was reserved: a partitioner may have kept either."""
+        self._is_over = True
+        for each in self._passes:
+            each.close()
+        for held in self._held:
+            held.release()
 
     def reserve(self, n_bytes: int) -> Reservation:
         """Reserve memory in the graph's budget; a context manager. For all memory that grows with nodes, edges or parts.
 
         BudgetError: the bytes are not available; the error names the least budget that suffices.
         """
-        return self._budget.reserve(HOLDER, n_bytes)
+        held = self._budget.reserve(HOLDER, check_at_least("n_bytes", n_bytes, 0))
+        self._held = (*self._held, held)
+        return held
 
 
 class Partitioner(ABC):
@@ -167,7 +189,7 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
     if isinstance(method, Partitioner):
         if given:
             raise OptionError(next(iter(given)), f"{method.name!r} was made with its options")
-        return method
+        return _named(method)
     if isinstance(method, str):
         cls = PARTITIONERS.find(method)
     elif isinstance(method, type) and issubclass(method, Partitioner):
@@ -180,11 +202,21 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
             what = ", ".join(known) or "no options"
             raise OptionError(name, f"method {method if isinstance(method, str) else cls.__qualname__!r} has {what}")
     try:
-        return cls(**given)
-    except (ValueError, TypeError):
+        return _named(cls(**given))
+    except (FeatstoreError, ValueError):
         raise  # the error of an option
     except Exception as error:
-        raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error}") from error
+        raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error_text(error)}") from error
+
+
+def _named(partitioner: Partitioner) -> Partitioner:
+    """Check that a partitioner's name is text, as its parts are kept under it; return the partitioner."""
+    label = f"partitioner {type(partitioner).__module__}.{type(partitioner).__qualname__}"
+    with plugin_errors(label, "name"):
+        name: Any = partitioner.name
+    if not isinstance(name, str):
+        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+    return partitioner
 
 
 def options_of(cls: type[Partitioner]) -> tuple[str, ...]:

@@ -235,6 +235,11 @@ class CheckedSampler(Shown, ABC):
     disjoint: bool = False  # whether batches have a subgraph for each seed
 
     @property
+    def label(self) -> str:
+        """The name of the sampler's class, for messages."""
+        return type(self).__qualname__
+
+    @property
     def fanouts(self) -> Sequence[int] | None:
         """Neighbours that a node draws in each hop, the seeds' own first; None if unknown."""
         return None

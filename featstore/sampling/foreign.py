@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from featstore.distinct import distinct
 from featstore.errors import PluginError
 from featstore.gather.arrays import as_array, first_seen
+from featstore.registry import error_text
 from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, NodeCopies, SampledBatch
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
@@ -32,7 +33,7 @@ from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.shadow import ShadowSampler
 
-__all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", "graph_id", "has_own_seeds"]
+__all__ = ["adjacency_of", "as_sampled", "check_same_graph", "checked_sampler", "graph_id", "has_own_seeds", "sampled_by"]
 
 
 def _ids(values: Any) -> torch.Tensor:
@@ -47,17 +48,17 @@ def _ids(values: Any) -> torch.Tensor:
         try:
             values = as_array("ids", values)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are not an array: {error}") from None
+            raise PluginError(f"it returned ids of {type(values).__name__}, which are not an array: {error}") from None
         dtype, ndim = str(values.dtype), values.ndim
         is_integer = values.dtype.kind in "iu" or not values.size
     if ndim != 1 or not is_integer:
-        raise PluginError(f"a sampler returned ids of {dtype} and {ndim} dimensions, not 1-D integers")
+        raise PluginError(f"it returned ids of {dtype} and {ndim} dimensions, not 1-D integers")
     if isinstance(values, torch.Tensor):
         found = values.to("cpu", torch.int64, copy=True).contiguous()
     else:
         found = torch.from_numpy(values.astype(np.int64))  # of any byte order and stride, read-only ones too
     if "uint64" in dtype and bool((found < 0).any()):
-        raise PluginError(f"a sampler returned id {int(found[found < 0][0]) % (1 << 64)}, which does not fit int64")
+        raise PluginError(f"it returned id {int(found[found < 0][0]) % (1 << 64)}, which does not fit int64")
     return found
 
 
@@ -65,7 +66,7 @@ def _size(value: Any, what: str) -> int:
     try:
         return operator.index(value)
     except (TypeError, RuntimeError):
-        raise PluginError(f"a sampler returned {what} of {value!r}, which is not an integer") from None
+        raise PluginError(f"it returned {what} of {value!r}, which is not an integer") from None
 
 
 def _numbers(name: str, values: Any) -> torch.Tensor:
@@ -74,7 +75,7 @@ def _numbers(name: str, values: Any) -> torch.Tensor:
     found = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(as_array(name, values)))
     if found.ndim != 1 or found.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise PluginError(f"a sampler returned {name} of {found.dtype} and {found.ndim} dimensions, not 1-D {wanted}")
+        raise PluginError(f"it returned {name} of {found.dtype} and {found.ndim} dimensions, not 1-D {wanted}")
     return found.detach().to("cpu", copy=True).contiguous()
 
 
@@ -87,7 +88,7 @@ def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, given: Mapping[str, Any] 
     }
     if any(len(values) != len(sources) for values in (destinations, *arrays.values())):
         more = "".join(f" and {len(values)} entries of {name}" for name, values in arrays.items())
-        raise PluginError(f"a sampler returned {len(sources)} sources for {len(destinations)} destinations{more}")
+        raise PluginError(f"it returned {len(sources)} sources for {len(destinations)} destinations{more}")
     if len(destinations) > 1 and bool((destinations[1:] < destinations[:-1]).any()):
         destinations, order = torch.sort(destinations, stable=True)
         sources = sources[order]
@@ -103,19 +104,19 @@ def _any_block(block: Any) -> Block:
         return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
     if isinstance(block, (tuple, list)) and len(block) == 4:
         return _block(*block)
-    raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is not a form of (src, dst, n_src, n_dst)")
+    raise PluginError(f"it returned a block of {type(block).__name__}, which is not a form of (src, dst, n_src, n_dst)")
 
 
 def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
     if getattr(sample, "num_sampled_nodes", None) is None or getattr(sample, "num_sampled_edges", None) is None:
         raise PluginError(
-            f"a sampler returned {type(sample).__name__} without num_sampled_nodes and num_sampled_edges, from which the "
+            f"it returned {type(sample).__name__} without num_sampled_nodes and num_sampled_edges, from which the "
             "blocks of each hop are made: PyG's neighbour samplers count them with pyg-lib, those of subgraphs never do"
         )
     nodes = _ids(sample.node if getattr(sample, "node", None) is not None else sample.n_id)
     edges = sample.edge_index if getattr(sample, "row", None) is None else (sample.row, sample.col)
     if edges is None:
-        raise PluginError(f"a sampler returned {type(sample).__name__} without row and col, and without edge_index")
+        raise PluginError(f"it returned {type(sample).__name__} without row and col, and without edge_index")
     row, col = _ids(edges[0]), _ids(edges[1])
     n_nodes = [int(n) for n in sample.num_sampled_nodes]  # of the seeds, then of each hop
     n_edges = [int(n) for n in sample.num_sampled_edges]
@@ -141,7 +142,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
         if sample.copies is not None:
             rows, batch = _ids(sample.copies.rows), sample.copies.batch
             if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(nodes):
-                raise PluginError(f"a sampler returned copies of node number {int(rows.max())}, and {len(nodes)} nodes")
+                raise PluginError(f"it returned copies of node number {int(rows.max())}, and {len(nodes)} nodes")
             nodes = nodes[rows]
     elif any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node")):  # PyG's
         nodes, blocks = _pyg_blocks(sample)
@@ -150,7 +151,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
         nodes, blocks = _ids(sample[0]), _blocks(sample[-1])
         n_seeds = blocks[-1].n_dst if blocks else -1
     else:
-        raise PluginError(f"a sampler returned {type(sample).__name__}, which is not a form of (input_ids, blocks)")
+        raise PluginError(f"it returned {type(sample).__name__}, which is not a form of (input_ids, blocks)")
     numbers = None if batch is None else _ids(batch)
     _check(nodes, n_seeds, blocks, num_nodes, numbers)
     if numbers is None:
@@ -172,7 +173,7 @@ def _subgraphs_of(sample: Any, nodes: torch.Tensor) -> Any:
 
 def _blocks(blocks: Any) -> tuple[Block, ...]:
     if not isinstance(blocks, (tuple, list)):
-        raise PluginError(f"a sampler returned blocks of {type(blocks).__name__}, not a tuple or list")
+        raise PluginError(f"it returned blocks of {type(blocks).__name__}, not a tuple or list")
     return tuple(_any_block(block) for block in blocks)
 
 
@@ -181,19 +182,19 @@ def _check(
 ) -> None:
     ids = nodes.numpy()
     if not blocks and n_seeds < 0:
-        raise PluginError("a sampler returned no blocks")
+        raise PluginError("it returned no blocks")
     if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
-        raise PluginError(f"a sampler returned node {ids[(ids < 0) | (ids >= num_nodes)][0]}; there are {num_nodes}")
+        raise PluginError(f"it returned node {ids[(ids < 0) | (ids >= num_nodes)][0]}; there are {num_nodes}")
     n = len(ids)
     if batch is None:
         if len(distinct(ids)) < n:
-            raise PluginError("a sampler returned a node twice in one batch")
+            raise PluginError("it returned a node twice in one batch")
     elif len(batch) != n or not torch.equal(batch[:n_seeds], torch.arange(max(0, n_seeds), device="cpu")):
-        raise PluginError("a sampler returned subgraphs (batch) that are not a number a node, beginning with the seeds' 0, 1, …")
+        raise PluginError("it returned subgraphs (batch) that are not a number a node, beginning with the seeds' 0, 1, …")
     elif n and not 0 <= int(batch.min()) <= int(batch.max()) < n_seeds:
-        raise PluginError(f"a sampler returned a node of subgraph {int(batch.max())}, and {n_seeds} seeds")
+        raise PluginError(f"it returned a node of subgraph {int(batch.max())}, and {n_seeds} seeds")
     elif len(distinct(ids[:n_seeds])) < n_seeds:
-        raise PluginError("a sampler returned a seed twice in one batch")
+        raise PluginError("it returned a seed twice in one batch")
     for hop, block in enumerate(blocks):
         if block.n_src != n or not 0 <= block.n_dst <= n:
             raise PluginError(f"block {hop} has {block.n_src} sources and {block.n_dst} destinations; {n} nodes were expected")
@@ -205,7 +206,22 @@ def _check(
             raise PluginError(f"block {hop} has an edge between two subgraphs")
         n = block.n_dst
     if not 0 <= n_seeds <= n or (blocks and n_seeds != n):
-        raise PluginError(f"a sampler returned a batch of {n_seeds} seeds; its innermost block has {n} destinations")
+        raise PluginError(f"it returned a batch of {n_seeds} seeds; its innermost block has {n} destinations")
+
+
+def sampled_by(sampler: Any, sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBatch:
+    """Check and copy what a sampler returned, see :func:`as_sampled`; the PluginError names the sampler."""
+    try:
+        return as_sampled(sample, num_nodes, epoch, index)
+    except PluginError as error:
+        raise PluginError(f"sampler {_label(sampler)!r}: {error}") from error.__cause__
+    except Exception as error:  # of an attribute or an array of the answer
+        raise PluginError(f"sampler {_label(sampler)!r}: what it returned cannot be read: {error_text(error)}") from error
+
+
+def _label(sampler: Any) -> str:
+    """Name a sampler by its class, a function by its name."""
+    return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
 
 
 class _ForeignSampler(CheckedSampler):
@@ -219,13 +235,17 @@ class _ForeignSampler(CheckedSampler):
         self._fanouts = fanouts if isinstance(fanouts, (list, tuple)) else None
 
     @property
+    def label(self) -> str:
+        return _label(self._sampler)
+
+    @property
     def fanouts(self) -> Sequence[int] | None:
         return self._fanouts
 
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         seeds = copy.deepcopy(seeds)  # a tensor cannot be read-only, and a foreign batch may keep it
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
-        return as_sampled(sample, self.num_nodes, epoch, index)
+        return sampled_by(self._sampler, sample, self.num_nodes, epoch, index)
 
 
 def has_own_seeds(sampler: Any) -> bool:
@@ -262,15 +282,15 @@ def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:
     """Raise ValueError if a sampler's attributes name another graph, or another number of nodes."""
     own: Any = getattr(sampler, "graph", None)
     n_own = getattr(sampler if own is None else own, "num_nodes", None)
-    there, here = _named(own), _named(graph)
+    there, here, who = _named(own), _named(graph), f"the sampler {_label(sampler)!r}"
     if isinstance(n_own, Integral) and n_own != num_nodes:
-        raise ValueError(f"the sampler samples {there} of {n_own} nodes, and the batches are for {here} of {num_nodes} nodes")
+        raise ValueError(f"{who} samples {there} of {n_own} nodes, and the batches are for {here} of {num_nodes} nodes")
     if graph is None or own is graph or not (hasattr(own, "fingerprint") and hasattr(graph, "fingerprint")):
         return
     if adjacency_of(own) != adjacency_of(graph):
         replaced = ", which was replaced between the two openings" * (there == here)
         raise ValueError(
-            f"the sampler samples {there}, and the batches are for {here}: the adjacency is another{replaced}; make the sampler "
+            f"{who} samples {there}, and the batches are for {here}: the adjacency is another{replaced}; make the sampler "
             "of the graph that its batches are for"
         )
 

@@ -16,6 +16,7 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError, ClosedError
 from featstore.estimate.batchsize import BatchSize
 from featstore.gather.counters import ReadCounts
+from featstore.gather.sources import gather_of
 from featstore.graph.feature import FeatureStore
 from featstore.pack.packgraph import Graph
 from featstore.sampling.edgenumbers import edge_type_of
@@ -149,7 +150,7 @@ class Domain:
 
     def read(self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Read rows from the feature's own file, and count the reads."""
-        self.reads.add(self.stores[name].source.gather(rows, out))
+        self.reads.add(gather_of(self.stores[name].source)(rows, out))
 
     # -- sizes
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from featstore.errors import PluginError
-from featstore.registry import Registry
+from featstore.errors import FeatstoreError, PluginError
+from featstore.registry import Registry, error_text, plugin_errors
 from featstore.strategies.base import Strategy
 
 __all__ = ["available_strategies", "find_strategy", "get_strategy", "register_strategy"]
@@ -58,7 +58,7 @@ def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
         The argument is no name, strategy or strategy class.
     """
     if isinstance(strategy, Strategy):
-        return strategy
+        return _named(strategy)
     if isinstance(strategy, str):
         cls = find_strategy(strategy)
     elif isinstance(strategy, type) and issubclass(strategy, Strategy):
@@ -66,6 +66,23 @@ def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
     else:
         raise TypeError(f"a strategy is a name, a strategy instance or a strategy class, not {strategy!r}")
     try:
-        return cls()
-    except TypeError as error:
-        raise PluginError(f"strategy {cls.__module__}.{cls.__qualname__} cannot be made with its defaults: {error}") from error
+        made = cls()
+    except FeatstoreError:
+        raise  # an option without a default that can be used
+    except Exception as error:
+        what = f"strategy {cls.__module__}.{cls.__qualname__} cannot be made with its defaults"
+        raise PluginError(f"{what}: {error_text(error)}") from error
+    return _named(made)
+
+
+def _named(strategy: Strategy) -> Strategy:
+    """Check that a strategy's name is text, as messages and states need it; return the strategy."""
+    label = f"strategy {type(strategy).__module__}.{type(strategy).__qualname__}"
+    with plugin_errors(label, "name"):
+        name: Any = strategy.name
+    if not isinstance(name, str):
+        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+    for method in ("run", "batches", "estimate", "foreseen"):
+        if not callable(getattr(strategy, method)):
+            raise PluginError(f"{label}: {method} must be a method, not a {type(getattr(strategy, method)).__name__}")
+    return strategy

@@ -16,7 +16,7 @@ from featstore.epochmemory import EpochMemory, Use
 from featstore.estimate.length import Planning
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.prefetchrows import RowPrefetcher
-from featstore.gather.sources import MemorySource, RowSource
+from featstore.gather.sources import MemorySource, RowSource, gather_of
 from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import PackSuperbatch
@@ -139,7 +139,7 @@ class SuperbatchEpoch(EpochRun):
                 each_bytes = in_proportion(n_bytes, [part.n_bytes for part in parts])
                 for at, (part, of_part_bytes) in enumerate(zip(parts, each_bytes, strict=True)):
                     if of_part_bytes:
-                        read = {name: store.source.gather for name, store in part.stores.items()}
+                        read = {name: gather_of(store.source) for name, store in part.stores.items()}
                         misses, said = partial(self._inspector.misses, at), context.nodes.reads.add
                         ahead = RowPrefetcher(misses, read, part.row_bytes, start, len(order), of_part_bytes, said)
                         self._ahead |= dict.fromkeys(part.stores, ahead)

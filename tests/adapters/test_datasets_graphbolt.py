@@ -322,9 +322,25 @@ def test_entries_that_are_there_twice_and_hostile_ones_are_named(tmp_path: Path)
     attempt("a number has more than 256 bits", num=10**100)
     attempt("fifo: a FIFO in place of a file", edges=[{"format": "csv", "path": "fifo"}])
     attempt("path must be a file", edges=[{"format": "csv", "path": "a\0b"}])
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
+    (folder / "link").symlink_to(folder)
+    for path in ("../e.npy", str(tmp_path / "e.npy"), "link/../e.npy", "..", "", "/"):
+        attempt("metadata.yaml: graph: edges: path .* leads out of the folder", edges=[{"format": "numpy", "path": path}])
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     attempt("with those that aliases", "\n".join([*lines, "graph: {nodes: [{num: *a8}], edges: []}"]))
+
+
+def test_files_in_the_folder_may_be_links_and_have_absolute_paths(tmp_path: Path) -> None:
+    bolt, given = one_type(tmp_path / "in")
+    x = bolt.root / "data" / "x.npy"
+    x.rename(tmp_path / "x.npy")
+    x.symlink_to(tmp_path / "x.npy")
+    entry = bolt.meta["graph"]["edges"][0]
+    entry["path"] = str(bolt.root / entry["path"])
+    graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "made", **given, progress=False).close()
+    assert_same(tmp_path / "g", tmp_path / "made")
 
 
 def test_labels_without_room_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,6 +411,21 @@ def test_hostile_files_are_named(good: Path, tmp_path: Path, case: str) -> None:
     refused(error, words, tmp_path / "g", lambda: ogb(root, tmp_path / "g", **TINY))
 
 
+def test_types_that_are_no_names_of_folders_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    write_typed_csv(typed(root), root)
+    for name, old, new, what in (
+        ("num-node-dict", b"author", b"../../../elsewhere", "'../../../elsewhere' is no name of a type"),
+        ("num-node-dict", b"author", b"..", "'..' is no name of a type"),
+        ("triplet-type-list", b"writes", b"x/../../../elsewhere", "'x/../../../elsewhere' is no name of a type"),
+    ):
+        path = root / "raw" / f"{name}.csv.gz"
+        before = path.read_bytes()
+        path.write_bytes(gzip.compress(gzip.decompress(before).replace(old, new)))
+        refused(FormatError, what, tmp_path / "g", lambda: ogb(root, tmp_path / "g", **TINY))
+        path.write_bytes(before)
+
+
 def test_an_old_dataset_stays(good: Path, tmp_path: Path, small_pieces: None) -> None:
     folder = Folder(tmp_path / "old").binary()
     ogb(folder.root, tmp_path / "g", **TINY)

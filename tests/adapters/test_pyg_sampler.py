@@ -237,7 +237,7 @@ def test_any_sampler_of_the_library(g) -> None:
     refuses(TypeError, "int does neither", lambda: Sampler(3, num_nodes=5))
     out = ask(Sampler(Counted(), num_nodes=1000), [3, 1, 3])
     assert (out.node.tolist(), out.num_sampled_nodes, out.num_sampled_edges) == ([3, 1, 3], [3], [])
-    refuses(featstore.PluginError, "a sampler returned node 12", lambda: ask(Sampler(Counted(), num_nodes=10), [12]))
+    refuses(featstore.PluginError, "sampler .Counted.: it returned node 12", lambda: ask(Sampler(Counted(), num_nodes=10), [12]))
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ def test_a_victim_that_is_empty() -> None:
 def test_a_policy_that_cannot_start() -> None:
     data = store(9, 4)
     budget = Budget(10**6)
-    with pytest.raises(PluginError, match="'Faulty' cannot start with 2 slots: boom"):
+    with pytest.raises(PluginError, match="'Faulty' cannot start with 2 slots: RuntimeError: boom"):
         make(2, data, Faulty("start", RuntimeError("boom")), budget=budget)
     assert budget.used == 0
     # One that cannot start again leaves a cache that holds nothing and harms nothing.

@@ -364,7 +364,7 @@ class Wrong(base.Partitioner):
         (np.zeros(600), "must be integers"),
         (np.full(600, 4), "node 0 is in part 4"),
         (None, "one entry a node"),
-        (RuntimeError("boom"), "failed: RuntimeError: boom"),
+        (RuntimeError("boom"), "assign raised RuntimeError: boom"),
     ],
 )
 def test_a_faulty_partitioner_is_named(g: Any, answer: Any, text: str) -> None:

@@ -42,10 +42,10 @@ def refused(g: featstore.OutOfCoreGraph, sampler: Any, *words: str) -> None:
     """Assert that a loader, and an offline sampling, raises a ValueError with these words, and that nothing stays."""
     before = g.memory_report()
     for options in STRATEGIES.values():
-        with pytest.raises(ValueError, match=r"^the sampler samples") as caught:
+        with pytest.raises(ValueError, match=r"^the sampler .* samples") as caught:
             make_loader(g, sampler, g.node_data["train_idx"], BATCH, labels=None, **options)
         assert all(word in str(caught.value) for word in words), caught.value
-    with pytest.raises(ValueError, match=r"^the sampler samples"):
+    with pytest.raises(ValueError, match=r"^the sampler .* samples"):
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], BATCH, progress=False)
     assert not Path(f"{g.path}.pack").exists()
     assert g.memory_report() == before

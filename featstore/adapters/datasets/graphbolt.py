@@ -209,6 +209,12 @@ class _Metadata:
         if not isinstance(path, str) or "\0" in path or any("\ud800" <= each <= "\udfff" for each in path):
             raise self.error(f"{what}: path must be a file, not {path!r:.200}")
         where = os.path.join(self.folder, path)
+        # By the names alone: a link in the folder is its owner's doing, but not where ".." behind it leads.
+        if ".." in path.split("/") or not os.path.abspath(where).startswith(os.path.join(os.path.abspath(self.folder), "")):
+            raise self.error(
+                f"{what}: path {path:.200} leads out of the folder of {FILE}; move the file, or a symbolic link to it, there, "
+                "and name it from there on, without .."
+            )
         self.files.add(where)
         if form == "torch":
             code = (

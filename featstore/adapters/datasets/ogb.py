@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from featstore.adapters.datasets.arrays import Archive, check_rows, small_ints
@@ -254,10 +254,12 @@ def _csv_types(raw: str, dtypes: tuple[str | None, str | None]) -> tuple[dict[st
     kinds, *rows = read_records(counts_path)
     if len(rows) != 1 or len(rows[0]) != len(kinds) or not all(each.strip().isdigit() for each in rows[0]):
         raise FormatError(f"{counts_path}: a line of types and a line with the number of nodes of each are expected", counts_path)
+    _refuse_paths(kinds, counts_path)
     nodes = {kind: FoundNodes(int(n)) for kind, n in zip(kinds, rows[0], strict=True)}
     edges = {}
     for triplet in read_records(triplets_path):
         key = _triplet(triplet, nodes, triplets_path)
+        _refuse_paths(key, triplets_path)
         folder = os.path.join(raw, "relations", "___".join(key))
         edges[key] = _csv_edges(folder, nodes[key[0]].n, nodes[key[2]].n, dtypes[0])
     for kind, each in nodes.items():
@@ -265,6 +267,13 @@ def _csv_types(raw: str, dtypes: tuple[str | None, str | None]) -> tuple[dict[st
     for kind in _chosen(os.path.join(raw, "nodetype-has-label.csv.gz"), nodes):
         nodes[kind].add_labels(CsvSource(os.path.join(raw, "node-label", kind, "node-label.csv.gz"), nodes[kind].n, dtypes[1]))
     return nodes, edges
+
+
+def _refuse_paths(names: Sequence[str], path: str) -> None:
+    """Raise FormatError if a type, whose files are in a folder of its name, is named as a folder elsewhere."""
+    for name in names:
+        if "/" in name or "\0" in name or name in ("", ".", ".."):
+            raise FormatError(f"{path}: {name!r:.200} is no name of a type, as its files are in a folder of that name", path)
 
 
 def _triplet(parts: list[str], nodes: dict[str, FoundNodes], path: str) -> EdgeKey:
