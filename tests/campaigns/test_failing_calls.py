@@ -90,6 +90,10 @@ ALLOWED = {
         _RUN,
     ),
     ("flock", "storage/lock.py release"): "a shared lock, which the close that follows gives up",
+    (
+        "close",
+        "adapters/datasets/tables/pairs.py close",
+    ): "scratch, flushed before a record names it, and read back through this file",
     ("flock", "storage/lock.py alone"): "a probe: replaced files stay, and the next writer removes them",
     ("mkdir", "adapters/datasets/exporting.py placed"): "the directory is there",
     ("mkdir", "storage/catalog.py write_catalog"): "the directory is there",
