@@ -256,6 +256,7 @@ SAMPLE = [
     ("export parquet", "write", "ENOSPC", 9),
     ("part", "read", "EIO", 41),
     ("aggregate", "fsync", "EIO", 5),
+    ("aggregate", "open", "EMFILE", 34),  # the flush of a record that is in place
     ("infer named", "write", "ENOSPC", 17),
     ("epoch", "write", "ENOSPC", 13),
     ("pack again", "fsync", "EIO", 5),
