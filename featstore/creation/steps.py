@@ -21,7 +21,7 @@ import xxhash
 
 from featstore.config import format_size
 from featstore.creation.source import torch_dtype
-from featstore.errors import CorruptionError, FormatError
+from featstore.errors import CommittedError, CorruptionError, FormatError
 from featstore.progress import note
 from featstore.storage.builddir import BUILD_STATE
 from featstore.storage.catalog import CATALOG_DIRECTORY
@@ -209,9 +209,13 @@ class Steps:
             arrays += [state.tail, state.first_sums, state.sums]
         record = {"format": _FORMAT, "recipe": self._recipe, "writers": writers, **self.made()}
         record |= {"more": self.more, "kept": sorted(self.kept), "arrays": list(self.arrays)}
-        with replacing(self._state_path, KIND) as sections:
-            for each in (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays, *self.arrays.values()):
-                sections.append(each)
+        try:
+            with replacing(self._state_path, KIND) as sections:
+                for each in (np.frombuffer(json.dumps(record).encode(), np.uint8), *arrays, *self.arrays.values()):
+                    sections.append(each)
+        except CommittedError as error:  # of the record: what is made is not complete
+            found = error.error
+            raise OSError(found.errno, found.strerror, found.filename) from None
         self._written_at = time.monotonic()
 
     def made(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -235,7 +236,8 @@ def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -
     if n_rows:
         snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
     if n_rows and not (int(array.min()) >= 0 and int(array.max()) < stop):
-        raise FormatError(f"{snapshot.root}: {role} of parts {kept.name!r} are beyond [0, {stop})", snapshot.root)
+        path = os.path.join(snapshot.root, record.name)
+        raise FormatError(f"{path}: {role} of parts {kept.name!r} are beyond [0, {stop})", path)
     return tensor
 
 

@@ -43,6 +43,8 @@ static atomic_uint armed_ops; /* bit per operation */
 static struct { atomic_long calls, fired, fired_ns; } *count; /* fired_ns: when, by the monotonic clock */
 static long fail_at, fail_times;
 static int action;
+static int fired_signal; /* raised in the thread whose call fails; 0: none */
+static char fired_path[PATH_MAX]; /* of the last call that failed; "" of one for memory */
 
 __attribute__((constructor)) static void start(void) {
     count = (void *)syscall(SYS_mmap, NULL, 4096L, (long)(PROT_READ | PROT_WRITE), (long)(MAP_SHARED | MAP_ANONYMOUS), -1L, 0L);
@@ -91,6 +93,8 @@ EXPORT int featstore_fault_arm(const char *path, unsigned ops, long k, long time
     return 0;
 }
 
+EXPORT void featstore_fault_signal(int number) { fired_signal = number; }
+EXPORT const char *featstore_fault_fired_path(void) { return fired_path; }
 EXPORT void featstore_fault_disarm(void) { atomic_store(&armed_ops, 0); }
 EXPORT long featstore_fault_calls(void) { return atomic_load(&count->calls); }
 EXPORT long featstore_fault_fired(void) { return atomic_load(&count->fired); }
@@ -103,13 +107,15 @@ static int below(const char *path) {
 static int is_armed(int op) { return (atomic_load_explicit(&armed_ops, memory_order_acquire) >> op) & 1; }
 
 /* Count one call of an armed operation on a file of ours and say what becomes of it. */
-static int fire(void) {
+static int fire(const char *path) {
     long call = atomic_fetch_add(&count->calls, 1) + 1;
     if (call < fail_at || call - fail_at >= fail_times) return PASS;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     atomic_store(&count->fired_ns, now.tv_sec * 1000000000L + now.tv_nsec);
     atomic_fetch_add(&count->fired, 1);
+    snprintf(fired_path, sizeof fired_path, "%s", path);
+    if (fired_signal) syscall(SYS_tgkill, syscall(SYS_getpid), syscall(SYS_gettid), fired_signal);
     if (action == KILL) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
     if (action == INTERRUPT) {
         syscall(SYS_kill, syscall(SYS_getpid), SIGINT);
@@ -125,25 +131,25 @@ static int fire_fd(int op, int fd) {
     ssize_t n = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
     if (n <= 0) return PASS;
     path[n] = 0;
-    return below(path) ? fire() : PASS;
+    return below(path) ? fire(path) : PASS;
 }
 
 /* Relative names are resolved against the working directory only: the library itself opens by absolute path or by fd. */
 static int fire_path(int op, int at, const char *name) {
     char path[2 * PATH_MAX], link[64];
     if (!is_armed(op) || name == NULL) return PASS;
-    if (name[0] == '/') return below(name) ? fire() : PASS;
+    if (name[0] == '/') return below(name) ? fire(name) : PASS;
     snprintf(link, sizeof link, at == AT_FDCWD ? "/proc/self/cwd" : "/proc/self/fd/%d", at);
     ssize_t n = syscall(SYS_readlinkat, AT_FDCWD, link, path, (size_t)PATH_MAX);
     if (n <= 0) return PASS;
     path[n++] = '/';
     snprintf(path + n, PATH_MAX, "%s", name);
-    return below(path) ? fire() : PASS;
+    return below(path) ? fire(path) : PASS;
 }
 
 static int fire_alloc(size_t size, const void *caller) {
-    if (size >= MIN_ALLOC && is_armed(ALLOC)) return fire();
-    return is_armed(CORE_ALLOC) && is_core(caller) ? fire() : PASS;
+    if (size >= MIN_ALLOC && is_armed(ALLOC)) return fire("");
+    return is_armed(CORE_ALLOC) && is_core(caller) ? fire("") : PASS;
 }
 
 #define FAIL_IF(what, result)              \

@@ -29,6 +29,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -47,6 +48,7 @@ __all__ = [
     "Record",
     "deny_syscalls",
     "fault_library",
+    "fault_stacks",
     "flipped",
     "forked",
     "random_flips",
@@ -108,6 +110,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(path)  # already loaded: this finds the instance that interposes
     library.featstore_fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_long, ctypes.c_long, ctypes.c_int]
     library.featstore_fault_record.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    library.featstore_fault_fired_path.restype = ctypes.c_char_p
     for count in (library.featstore_fault_calls, library.featstore_fault_fired, library.featstore_fault_fired_ns):
         count.restype = ctypes.c_long
     return library
@@ -156,6 +159,11 @@ class Fault:
         return self._counts[1] if self._counts else int(_library().featstore_fault_fired())
 
     @property
+    def fired_path(self) -> str:
+        """The file or directory of the last call that failed, of this fault or an earlier one."""
+        return os.fsdecode(_library().featstore_fault_fired_path())
+
+    @property
     def fired_s(self) -> float:
         """Time of the last fault, in seconds of ``time.monotonic()``; if this one did not fire, of an earlier one."""
         return float(_library().featstore_fault_fired_ns()) / 1e9
@@ -196,6 +204,31 @@ def sweep(
                 raise AssertionError(f"no {operations} happened below {directory}")
             return
     raise AssertionError(f"faults still fire after {limit} calls")
+
+
+@contextlib.contextmanager
+def fault_stacks() -> Iterator[Callable[[], list[tuple[str, str]]]]:
+    """Note where calls fail, while the context lasts; yield what returns the stack of the last one, and forgets it.
+
+    A stack is pairs of a file and a function, the innermost first: of Python's frames alone, and none of a thread that runs no
+    Python. One context at a time in a process; it takes SIGUSR2.
+    """
+    with tempfile.TemporaryFile() as file:
+        faulthandler.register(signal.SIGUSR2, file, all_threads=False)
+        _library().featstore_fault_signal(int(signal.SIGUSR2))
+
+        def last() -> list[tuple[str, str]]:
+            file.seek(0)
+            stacks = file.read().decode()
+            file.seek(0)
+            file.truncate()
+            return re.findall(r'^  File "(.*)", line \d+ in (.*)$', stacks.rpartition("Stack")[2], re.MULTILINE)
+
+        try:
+            yield last
+        finally:
+            _library().featstore_fault_signal(0)
+            faulthandler.unregister(signal.SIGUSR2)
 
 
 @dataclass(frozen=True)

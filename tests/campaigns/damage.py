@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,8 +239,9 @@ def is_sealed(number: int) -> bool:
 # --- what comes of it -----------------------------------------------------------------------------------------------------------
 
 
-def outcome(subject: Subject, path: Path, whole: str, is_sealed: bool, verify: str = "always") -> str:
-    """Read a damaged subject, and let the library check it; say what came of the damage."""
+def outcome(subject: Subject, path: Path, whole: str, one: Damage, files: Iterable[str], verify: str = "always") -> str:
+    """Read a subject of ``files`` with damage ``one``, and let the library check it; say what came of the damage."""
+    is_sealed, names = one.is_sealed, namesakes(path, one, files)
 
     def attempt(call: Callable[[], object]) -> tuple[object, str | None]:
         try:
@@ -248,8 +249,8 @@ def outcome(subject: Subject, path: Path, whole: str, is_sealed: bool, verify: s
         except BudgetError as error:  # sizes that are no damage, but more than the memory
             return None, None if is_sealed else f"FOREIGN: {error!r}"
         except (FeatstoreError, OSError) as error:
-            is_named = str(path) in f"{error} {error.filename if isinstance(error, OSError) else ''}"
-            return None, "found" if is_named and _is_ours(error) else f"NOT NAMED: {error!r}"
+            is_found = _is_ours(error) and is_named(error, names)
+            return None, "found" if is_found else f"NOT NAMED: {error!r} {getattr(error, 'filename', '')}"
         except Exception as error:
             return None, f"FOREIGN: {error!r}"
 
@@ -264,6 +265,48 @@ def outcome(subject: Subject, path: Path, whole: str, is_sealed: bool, verify: s
     if is_other and not is_sealed:
         return "WRONG"
     return "found by the check" if checked or found is None else "other data" if is_other else "harmless"
+
+
+# What an error may name instead of a damaged file whose own sums are right, by the kinds of both: the two contradict each other,
+# and nothing says which of them was changed. "" is the directory, "*" every file.
+INSTEAD: dict[str, tuple[str, ...]] = {
+    "catalog": ("", "*"),  # an entry is wrong in itself, which the text says; or it does not fit the file that it describes
+    "edge.indptr": ("edge.indices", "edge.out_degree"),  # whose lists it bounds
+    "edge.indices": ("edge.out_degree",),  # which counts the ids
+    "edge.chunks": ("edge.out_degree",),
+    "edge.chunk_directory": ("edge.chunks", "edge.out_degree"),
+    "ids.names": ("ids.hashes",),  # of which the hashes are
+    "ids.offsets": ("ids.hashes",),  # between which the names are
+    "ids.hashes": ("ids.buckets",),  # which say where hashes are
+    "blocks-node": ("patch-node",),  # of whose rows this is the table
+    "cache.neighbors": ("cache.neighbors",),  # arrays of one cache
+    "pack": ("", "samples"),  # a directory without its record is no pack; the record has the id of the samples
+    "samples": ("plan",),  # which is that of the samples
+    "fill": ("plan", "device"),  # rows that a batch does not find there
+    "shared": ("plan", "layout"),  # rows that plans take from it, and how many there are
+    "layout": ("done", "layout"),  # marks are those of a record; another layout is taken in place of one that is of other data
+}
+# Damages that may leave a whole file, of another time or kind; or none.
+CONTRADICTING = ("an older copy", "an older page", "another file", "gone")
+
+
+def namesakes(path: Path, one: Damage, files: Iterable[str]) -> set[str]:
+    """List what an error about a damage may name: a damaged file or its pair, or what contradicts it."""
+    damaged = {each.removesuffix(".sums") for each in one.changed}
+    found = {f"{path}/{each}" for each in damaged}
+    if one.is_sealed or one.what in CONTRADICTING:
+        kinds = {kind_of(each) for each in damaged}
+        stand_ins = {each for kind in kinds for each in INSTEAD.get(kind, ())}
+        found |= {f"{path}/{each}" for each in files if stand_ins & {kind_of(each), "*"}}
+        if "" in stand_ins:
+            found.add(str(path))
+    return found
+
+
+def is_named(error: Exception, names: Iterable[str]) -> bool:
+    """Tell whether an error names one of some files; a name ends where a longer one would go on, but for a pair's."""
+    text = f"{error} {getattr(error, 'filename', None)}"
+    return any(re.search(re.escape(each) + r"(?![\w/-])", text) for each in names)
 
 
 def _is_ours(error: Exception) -> bool:
@@ -316,7 +359,7 @@ def work(rank: int, name: str, folder: str, first: int, stop: int, verify: str, 
             one = damage(name, files, older, number)
             for each, data in one.changed.items():
                 _put(copy / each, data)
-            came = outcome(subject, copy, whole, one.is_sealed, verify)
+            came = outcome(subject, copy, whole, one, files, verify)
             for each in one.changed:
                 _put(copy / each, files.get(each))
             signal.alarm(0)
@@ -417,7 +460,7 @@ def show(name: str, number: int) -> None:
             )
             print(f"{each}: {len(old)} bytes, now {None if data is None else len(data)}; the first other byte is {at}")
             _put(path / each, data)
-        print(one.what, one.kind, "->", outcome(subject, path, whole, one.is_sealed))
+        print(one.what, one.kind, "->", outcome(subject, path, whole, one, files))
         for call in (subject.digest, subject.check):
             try:
                 call(path)

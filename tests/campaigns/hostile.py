@@ -20,7 +20,7 @@ import stat
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from featstore.load.statefile import read_state
 from featstore.storage.catalog import CATALOG_FILE
 from featstore.storage.format import Header
 from featstore.storage.layout import PAGE_BYTES
-from tests.campaigns.damage import _put, catalog_of, entries_of, files_of
+from tests.campaigns.damage import Damage, _put, catalog_of, entries_of, files_of, is_named, namesakes
 from tests.campaigns.damage_subjects import OPEN, SUBJECTS
 from tests.campaigns.fuzz_targets import section_file
 from tests.pack.test_hostile_packs import arrays_of, forge, places, replaced
@@ -113,13 +113,18 @@ class Hostile:
         self.counts = Counter[str]()
         self.wrong = list[str]()
 
-    def attempt(self, what: str, *, may_read: bool = False, may_lack: bool = False) -> None:
-        """Read and check the subject: one of both must refuse it, unless it may be read, and what is read is what it was."""
+    def attempt(self, what: str, changed: Iterable[str], *, may_read: bool = False, may_lack: bool = False) -> None:
+        """Read and check the subject: one of both must refuse it, unless it may be read, and what is read is what it was.
+
+        An error must name one of the ``changed`` files, or what contradicts it.
+        """
+        one = Damage("a whole file", "", dict.fromkeys(changed), is_sealed=True)
+        names = namesakes(self.path, one, self.files)
         watch, found = Watch(self.outside), list[str]()
         signal.alarm(PATIENCE_S)
         try:
-            read = attempt(lambda: found.append(self.subject.digest(self.path)), str(self.path), may_lack=may_lack)
-            checked = attempt(lambda: self.subject.check(self.path), str(self.path), may_lack=may_lack)
+            read = attempt(lambda: found.append(self.subject.digest(self.path)), names, may_lack=may_lack)
+            checked = attempt(lambda: self.subject.check(self.path), names, may_lack=may_lack)
             for said in (read, checked):
                 self.note(said, what)
             if read == checked == "read" and not may_read:
@@ -138,14 +143,14 @@ class Hostile:
             self.wrong.append(f"{what}: {said[:300]}")
 
 
-def attempt(call: Callable[[], object], where: str, *, may_lack: bool = False) -> str:
-    """Call, and say whether it read, or was refused by an error that names a file."""
+def attempt(call: Callable[[], object], names: Iterable[str], *, may_lack: bool = False) -> str:
+    """Call, and say whether it read, or was refused by an error that names one of some files."""
     try:
         call()
     except BudgetError as error:
         return "refused" if may_lack else f"FOREIGN {error!r}"
     except (FeatstoreError, OSError) as error:
-        return "refused" if where in f"{error} {getattr(error, 'filename', '')}" else f"UNNAMED {error!r}"
+        return "refused" if is_named(error, names) else f"UNNAMED {error!r} {getattr(error, 'filename', '')}"
     except Exception as error:
         return f"FOREIGN {error!r}"
     return "read"
@@ -196,14 +201,16 @@ def escapes(name: str, folder: str) -> Hostile:
             target.write_bytes(there.files[each])
             path.unlink()
             swap(path, target)
-            there.attempt(f"{each} {swap.__name__}")
+            there.attempt(f"{each} {swap.__name__}", [each])
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
             path.write_bytes(there.files[each])
     for path in [each for each in there.path.rglob("*") if each.is_dir()]:
+        inside = str(path.relative_to(there.path))
+        held = [each for each in there.files if each.startswith(f"{inside}/")]
         shutil.copytree(path, there.outside / "folder")
         shutil.move(path, there.path.parent / "aside")
         path.symlink_to(there.outside / "folder")
-        there.attempt(f"{path.name} as a link to a folder")
+        there.attempt(f"{path.name} as a link to a folder", [inside, *held])
         path.unlink()
         shutil.move(there.path.parent / "aside", path)
         shutil.rmtree(there.outside / "folder")
@@ -221,7 +228,7 @@ def hard_links(folder: str) -> Hostile:
         (there.outside / each).write_bytes(data)
         (there.path / each).unlink()
         os.link(there.outside / each, there.path / each)
-    there.attempt("hard links", may_read=True)
+    there.attempt("hard links", there.files, may_read=True)
     with featstore.open(there.path, **OPEN) as g:
         g.features["wide"].update(np.arange(5), np.zeros((5, 8000), np.uint8), progress=False)
         g.features["x"].update(np.arange(100), np.zeros((100, 9), np.float32), progress=False)
@@ -269,7 +276,8 @@ def names(name: str, folder: str) -> Hostile:
                 for at in texts:
                     (there.outside / "target").write_bytes(there.files.get(str(_at(record, at)), b""))
                     _write_record(there.path / each, replaced(record, at, new))
-                    there.attempt(f"{each} {at} = {new!r}", may_read=at[0] == "types" or "features" in at)
+                    may_read = at[0] == "types" or "features" in at
+                    there.attempt(f"{each} {at} = {new!r}", [each, os.path.join(os.path.dirname(each), new)], may_read=may_read)
                     _put(there.path / each, data)
         if CATALOG_FILE in there.files:
             entries = entries_of(there.files[CATALOG_FILE])
@@ -281,7 +289,7 @@ def names(name: str, folder: str) -> Hostile:
                 except (ValueError, UnicodeEncodeError):  # no key of a catalog
                     continue
                 _put(there.path / CATALOG_FILE, forged)
-                there.attempt(f"{file} = {new!r}")
+                there.attempt(f"{file} = {new!r}", [CATALOG_FILE, new, new.partition("/")[0]])
             _put(there.path / CATALOG_FILE, there.files[CATALOG_FILE])
     return there
 
@@ -312,13 +320,13 @@ def _write_record(path: Path, record: Any) -> None:
 def sizes(name: str, folder: str, step: int) -> Hostile:
     """Let every number of a catalog, of records and of headers be huge: it is refused before anything of that size is made."""
     there = Hostile(Path(folder), name)
-    there.attempt("as it is", may_read=True)
+    there.attempt("as it is", [], may_read=True)
     for number, (what, path, data) in enumerate(_declared(there)):
         if number % step:
             continue
         _put(there.path / path, data)
         with Meter() as meter:
-            there.attempt(what, may_read=True, may_lack=True)
+            there.attempt(what, [path], may_read=True, may_lack=True)
         _put(there.path / path, there.files[path])
         if meter.n_bytes > 2 * there.n_bytes + NOISE_BYTES:
             there.note(f"MEMORY {meter.n_bytes}", what)
@@ -339,7 +347,9 @@ def _declared(there: Hostile) -> Iterator[tuple[str, str, bytes]]:
                 if type(_at(record, at)) is int:
                     for huge in HUGE:
                         _write_record(there.path / path, replaced(record, at, huge))
-                        yield f"{path} {at} = {huge}", path, (there.path / path).read_bytes()
+                        forged = (there.path / path).read_bytes()
+                        _put(there.path / path, data)
+                        yield f"{path} {at} = {huge}", path, forged
         elif data[:8] == b"FEATSTOR":
             Header.unpack(data[:PAGE_BYTES], path)
             for at in range(64, 104, 8):
@@ -386,7 +396,7 @@ def depths(folder: str) -> Hostile:
         path.write_bytes(data)
         signal.alarm(PATIENCE_S)
         with Meter() as meter:
-            said = attempt(lambda: read(path), str(path.parent), may_lack=True)
+            said = attempt(lambda: read(path), [str(path)], may_lack=True)
         signal.alarm(0)
         there.note(said, what)
         if meter.n_bytes > (2 * len(data) if allowed is None else allowed) + NOISE_BYTES:
@@ -479,8 +489,9 @@ def code(folder: str) -> Hostile:
     for kind, data in payloads(canary).items():
         for name, put, call in _readers(where, data):
             put()
+            held = [str(each) for each in (where / "data").rglob("*") if each.is_file()]
             watch = Watch(there.outside)
-            said = attempt(call, str(where))
+            said = attempt(call, held)
             there.note("READ" if said == "read" else said, f"{kind} by {name}")
             if watch.events() or canary.exists():
                 there.note("ESCAPE code ran", f"{kind} by {name}")

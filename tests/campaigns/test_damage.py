@@ -6,11 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.campaigns.damage import WHOLE, run
-from tests.campaigns.damage_subjects import SUBJECTS, kind_of
+from featstore.errors import CorruptionError
+from tests.campaigns.damage import WHOLE, Damage, outcome, run
+from tests.campaigns.damage_subjects import SUBJECTS, Subject, kind_of
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
@@ -60,6 +62,31 @@ def test_deaths_and_what_goes_unseen_are_noticed(memory: Path) -> None:
     again = run("mapped", 1, memory, first=dead)
     assert again.counts == {"DEAD": 1}
     assert list(again.failures) == [dead]
+
+
+def test_an_error_must_name_the_damaged_file_or_what_contradicts_it(tmp_path: Path) -> None:
+    """The control of names: of an error that names another file, nobody learns what is damaged."""
+    files = [
+        "catalog.lmdb/data.mdb",
+        *(f"{name}.1.rows{sums}" for name in ("node.x", "node.x2", "edge.w") for sums in ("", ".sums")),
+    ]
+
+    def said(what: str, damaged: str, named: str, is_sealed: bool = False) -> str:
+        def read(path: Path, verify: str) -> Iterator[Any]:
+            raise CorruptionError("damaged", path / named)
+
+        subject = Subject(lambda path, seed: None, read, lambda path: None)
+        one = Damage(what, kind_of(damaged), {damaged: b""}, is_sealed)
+        return outcome(subject, tmp_path, "", one, files).partition(":")[0]
+
+    assert said("cut", "node.x.1.rows", "node.x.1.rows") == "found"
+    assert said("cut", "node.x.1.rows.sums", "node.x.1.rows") == "found"
+    assert said("cut", "node.x.1.rows", "node.x.1.rows.sums") == "found"
+    for other in ("edge.w.1.rows", "node.x2.1.rows", "catalog.lmdb/data.mdb", ""):
+        for is_sealed in (False, True):
+            assert said("cut", "node.x.1.rows", other, is_sealed) == "NOT NAMED", other
+    assert said("an older copy", "catalog.lmdb/data.mdb", "edge.w.1.rows") == "found"
+    assert said("cut", "catalog.lmdb/data.mdb", "edge.w.1.rows") == "NOT NAMED"
 
 
 def test_every_kind_of_file_is_damaged(memory: Path) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import featstore
 from featstore.storage import calls as storage_calls
-from featstore.testing.faults import Fault, sweep
+from featstore.testing.faults import Fault, fault_stacks, sweep
 from tests.campaigns.checks import BadStateError, Prepared, prepared, report
 from tests.campaigns.operations import SCENARIOS
 from tests.support.programs import run_in_fork
 from tests.system.test_faults import descriptors
 
 pytestmark = pytest.mark.usefixtures("_program_server")
+
+PACKAGE = str(Path(featstore.__file__).parent)
 
 # What fails, and how. A flush that fails once and then succeeds, with the bytes lost, is the lie that kernels tell: an operation
 # must not try again.
@@ -33,51 +38,131 @@ FAULTS = [
     *[("close", action) for action in ("EIO",)],
 ]
 GOES_ON = ("short", "EINTR")  # is gone on with
-SAID = ("write", "fsync", "rename")  # must be errors; another call may be one that looks for what may go
-SAID_BY_CREATE = {("create", "open"), ("create", "read")}
+
+# The errors that the library may swallow, as calls ("*": all) below a function of its: each other one must be raised.
+_READ = "close of what was only read, or locked"
+_EMPTY = "close of a directory, or of a file into which nothing was written"
+_CLEAN = "what is done is done; what cannot be removed now is swept by the next writer"
+_RUN = "a run file: whoever made it uses it no more, and it goes with its directory"
+ALLOWED = {
+    **dict.fromkeys(
+        [
+            ("close", "adapters/datasets/arrays.py __init__"),
+            ("close", "adapters/datasets/csvfiles.py _batches"),
+            ("close", "creation/topologyfiles.py _opened"),
+            ("close", "storage/catalog.py read_catalog"),
+            ("close", "storage/directory.py close"),
+            ("close", "storage/lock.py __init__"),
+            ("close", "storage/lock.py release"),
+            ("close", "storage/pagestream.py close"),
+            ("close", "storage/rowfile.py _load_sums"),
+            ("close", "storage/rowfile.py close"),
+            ("close", "storage/sections.py close"),
+            ("close", "storage/update.py close"),
+        ],
+        _READ,
+    ),
+    **dict.fromkeys(
+        [
+            ("close", "storage/builddir.py __init__"),
+            ("close", "storage/builddir.py _leave"),
+            ("close", "storage/rundir.py _mark"),
+            ("close", "storage/writer.py fsync_directory"),
+        ],
+        _EMPTY,
+    ),
+    **dict.fromkeys(
+        [
+            ("*", "graph/convert.py _sweep"),
+            ("*", "storage/directory.py remove_replaced"),
+            ("*", "storage/update.py sweep_unused"),
+            ("*", "storage/calls.py remove_tree"),
+            ("unlink", "storage/builddir.py _forget_state"),
+        ],
+        _CLEAN,
+    ),
+    **dict.fromkeys(
+        [
+            ("unlink", "storage/rundir.py _remove_parent"),
+            ("*", "storage/rundir.py _remove_tree"),
+            ("unlink", "storage/rundir.py remove_file"),
+        ],
+        _RUN,
+    ),
+    ("flock", "storage/lock.py release"): "a shared lock, which the close that follows gives up",
+    (
+        "close",
+        "adapters/datasets/tables/pairs.py close",
+    ): "scratch, flushed before a record names it, and read back through this file",
+    ("close", ""): "a file that was there before, closed with its last reader, below no function of the library",
+    ("flock", "storage/lock.py alone"): "a probe: replaced files stay, and the next writer removes them",
+    ("mkdir", "adapters/datasets/exporting.py placed"): "the directory is there",
+    ("mkdir", "storage/catalog.py write_catalog"): "the directory is there",
+    ("open", "graph/neighborlists.py _see_saved"): "the cache is saved and in use; a later call makes it again",
+    ("read", "graph/neighborlists.py _see_saved"): "the cache is saved and in use; a later call makes it again",
+    ("*", "storage/reuse.py keep"): "a file kept to be written over; another is made in its place",
+}
+
+
+def allowed_by(operation: str, stack: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """Find the entry of ALLOWED by which an error of a call, with this stack, may be swallowed."""
+    package = f"{PACKAGE}/"
+    places = [f"{file.removeprefix(package)} {function}" for file, function in stack if file.startswith(package)]
+    places = [each for each in places if not each.startswith("testing/")]
+    found = ((each, place) for place in places or [""] for each in (operation, "*") if (each, place) in ALLOWED)
+    return next(found, None)
 
 
 def files_in(found: set[str]) -> set[str]:
     return {each for each in found if not each.startswith("task ")}
 
 
-def fail_calls(ready: Prepared, operation: str, action: str, step: int = 1) -> tuple[int, int]:
-    """Fail every ``step``-th call of one operation in turn, in the child; return how many failed, and how many were errors."""
-    before, n_fired, n_errors = descriptors(), 0, 0
-    for fault in sweep(ready.root, operation, action, step=step):
-        where = f"{operation} {fault.k}: {action}"
-        ready.fresh()
-        error: BaseException | None = None
-        with fault:
-            try:
-                ready.call()
-            except (OSError, MemoryError) as caught:
-                error = caught
-        n_fired += bool(fault.fired)
-        n_errors += error is not None
-        must_say = action not in GOES_ON and (operation in SAID or (ready.name, operation) in SAID_BY_CREATE)
-        if error is None and fault.fired and must_say and not is_of_a_run(ready):
-            raise BadStateError(f"{ready.name}: {where}: swallowed")
-        if error is not None:
-            assert fault.fired, where
-            assert action not in GOES_ON, (ready.name, where, repr(error))
-            assert isinstance(error, OSError) or action == "ENOMEM", (where, error)
-            if isinstance(error, OSError):
-                assert error.errno == getattr(errno, action, None), (ready.name, where, repr(error))
-                is_of_a_file = error.filename is not None or "alloc" not in operation  # threads may lack memory to start
-                assert not is_of_a_file or str(error.filename).startswith(str(ready.root)), (ready.name, where, repr(error))
-        ready.is_new_after(error, where, may_leave=operation == "unlink")
-        error = None
-        if ready.scenario.resumes:  # several threads are at work: the process's pool has as many as were busy at once
-            assert files_in(descriptors()) == files_in(before), (ready.name, where)
-        else:
-            assert descriptors(before) == before, (ready.name, where)
+def fail_calls(
+    ready: Prepared, operation: str, action: str, step: int = 1, swallowed: Counter[tuple[str, str]] | None = None
+) -> tuple[int, int]:
+    """Fail every ``step``-th call of one operation in turn, in the child; return how many failed, and how many were errors.
+
+    Entries of ALLOWED by which the others were ``swallowed`` are counted there.
+    """
+    n_fired = n_errors = 0
+    is_memory = "alloc" in operation  # whoever asks for it may do with less
+    with fault_stacks() as last_stack:
+        before = descriptors()
+        for fault in sweep(ready.root, operation, action, step=step):
+            where = f"{operation} {fault.k}: {action}"
+            ready.fresh()
+            error: BaseException | None = None
+            with fault:
+                try:
+                    ready.call()
+                except (OSError, MemoryError) as caught:
+                    error = caught
+            stack = last_stack()
+            n_fired += bool(fault.fired)
+            n_errors += error is not None
+            if error is None and fault.fired and action not in GOES_ON and not is_memory:
+                entry = allowed_by(operation, stack)
+                if entry == ("close", "") and not (ready.template / os.path.relpath(fault.fired_path, fault.directory)).exists():
+                    entry = None
+                if entry is None:
+                    raise BadStateError(f"{ready.name}: {where}: swallowed: of {fault.fired_path} in {stack[:12]}")
+                if swallowed is not None:
+                    swallowed[entry] += 1
+            if error is not None:
+                assert fault.fired, where
+                assert action not in GOES_ON, (ready.name, where, repr(error))
+                assert isinstance(error, OSError) or action == "ENOMEM", (where, error)
+                if isinstance(error, OSError):
+                    assert error.errno == getattr(errno, action, None), (ready.name, where, repr(error))
+                    is_of_a_file = error.filename is not None or not is_memory  # threads may lack memory to start
+                    assert not is_of_a_file or str(error.filename).startswith(str(ready.root)), (ready.name, where, repr(error))
+            ready.is_new_after(error, where, may_leave=operation == "unlink")
+            error = None
+            if ready.scenario.resumes:  # several threads are at work: the process's pool has as many as were busy at once
+                assert files_in(descriptors()) == files_in(before), (ready.name, where)
+            else:
+                assert descriptors(before) == before, (ready.name, where)
     return n_fired, n_errors
-
-
-def is_of_a_run(ready: Prepared) -> bool:
-    """Whether the operation is an epoch, which goes on without a file that it need not have."""
-    return ready.name.startswith("epoch")
 
 
 def calls_of(ready: Prepared) -> dict[str, int]:
@@ -99,10 +184,14 @@ def fail_each(folder: str, name: str, step: int = 1, one_in: int = 1) -> None:
     assert not ready.scenario.commits or all(there[each] for each in ("write", "fsync", "rename"))
     ways = [(operation, action) for operation, action in FAULTS if there[operation]]
     n_fired = n_errors = 0
+    swallowed = Counter[tuple[str, str]]()
     for operation, action in ways[len(name) % one_in :: one_in]:
-        fired, errors = fail_calls(ready, operation, action, step)
+        fired, errors = fail_calls(ready, operation, action, step, swallowed)
         n_fired, n_errors = n_fired + fired, n_errors + errors
-    report("failing calls", operation=name, ways=len(ways), failed=n_fired, errors=n_errors, states=ready.n_states)
+    by_place = {" ".join(each): n for each, n in swallowed.most_common()}
+    figures = {"ways": len(ways), "failed": n_fired, "errors": n_errors, "swallowed": by_place, "states": ready.n_states}
+    report("failing calls", operation=name, **figures)
+    Path(folder, "swallowed.json").write_text(json.dumps(by_place))
 
 
 def retry_flushes(folder: str) -> None:
@@ -122,13 +211,32 @@ def retry_flushes(folder: str) -> None:
         fail_calls(prepared(folder, "update"), "fsync", "EIO")
 
 
+def read_again(folder: str) -> None:
+    """The control, in the child: a read of a dataset's file that fails is tried again, and nobody hears of it."""
+    import featstore.storage.update as update
+
+    real = storage_calls.pread_exactly
+
+    def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:
+        try:
+            return real(fd, n_bytes, offset, path)
+        except OSError:
+            return real(fd, n_bytes, offset, path)
+
+    update.pread_exactly = pread_exactly  # type: ignore[attr-defined]
+    with pytest.raises(BadStateError, match=r"swallowed: of .*\.rows in .*storage/update\.py', 'open_file'"):
+        fail_calls(prepared(folder, "open"), "read", "EIO")
+    update.pread_exactly = real  # type: ignore[attr-defined]
+
+
 def fail_some(folder: str, cases: list[tuple[str, str, str, int]]) -> None:
     """A sample, and the control, in one child."""
     for number, (name, operation, action, step) in enumerate(cases):
         os.mkdir(f"{folder}/{number}")
         fail_calls(prepared(f"{folder}/{number}", name), operation, action, step)
-    os.mkdir(f"{folder}/control")
-    retry_flushes(f"{folder}/control")
+    for control in (read_again, retry_flushes):
+        os.mkdir(f"{folder}/{control.__name__}")
+        control(f"{folder}/{control.__name__}")
 
 
 SAMPLE = [
@@ -148,6 +256,7 @@ SAMPLE = [
     ("export parquet", "write", "ENOSPC", 9),
     ("part", "read", "EIO", 41),
     ("aggregate", "fsync", "EIO", 5),
+    ("aggregate", "open", "EMFILE", 34),  # the flush of a record that is in place
     ("infer named", "write", "ENOSPC", 17),
     ("epoch", "write", "ENOSPC", 13),
     ("pack again", "fsync", "EIO", 5),
@@ -159,7 +268,32 @@ def test_some_failing_calls(tmp_path: Path) -> None:
     run_in_fork(fail_some, str(tmp_path), SAMPLE)
 
 
+def idle(swallowed: dict[str, dict[str, int]]) -> list[str]:
+    """List the entries of ALLOWED by which no call of any operation was swallowed."""
+    used = {entry for found in swallowed.values() for entry in found}
+    return [entry for entry in map(" ".join, ALLOWED) if entry not in used]
+
+
+@pytest.fixture(scope="module")
+def swallowed() -> dict[str, dict[str, int]]:
+    """Collect the entries of ALLOWED that each operation needs, and how often."""
+    return {}
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_failing_call(name: str, tmp_path: Path) -> None:
+def test_every_failing_call(name: str, tmp_path: Path, swallowed: dict[str, dict[str, int]]) -> None:
     run_in_fork(fail_each, str(tmp_path), name, timeout_s=3400)
+    swallowed[name] = json.loads((tmp_path / "swallowed.json").read_text())
+
+
+@pytest.mark.stress
+def test_every_error_that_may_be_swallowed_is(swallowed: dict[str, dict[str, int]]) -> None:
+    if len(swallowed) < len(SCENARIOS):
+        pytest.skip("not all operations ran here")
+    assert not idle(swallowed)
+
+
+def test_an_idle_entry_is_noticed() -> None:
+    first, *others = map(" ".join, ALLOWED)
+    assert idle({"update": dict.fromkeys(others[::2], 1), "append": dict.fromkeys(others[1::2], 1)}) == [first]

@@ -140,7 +140,7 @@ def of_meter(folder: str) -> None:
         np.ones(8 << 20)
     assert 60 << 20 < meter.n_bytes < 80 << 20
     with Meter() as meter:
-        said = attempt(lambda: np.empty(1 << 30), folder)
+        said = attempt(lambda: np.empty(1 << 30), [folder])
     assert said.startswith("FOREIGN")
     assert meter.n_bytes < 8 << 20
 

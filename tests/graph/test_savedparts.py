@@ -156,6 +156,9 @@ def test_entries_of_later_releases_and_nonsense(g: Any) -> None:
         assert set(other.parts()) == {"fennel-3", "lost", "other", "few", "earlier", "swapped"}
         for name, text in (("lost", "no file of parts"), ("other", "no file of parts"), ("few", r"beyond \[0, 1\)")):
             refuses(FormatError, text, lambda: other.parts()[name].load())
+        with pytest.raises(FormatError) as caught:
+            other.parts()["few"].load()
+        assert caught.value.filename == os.path.join(g.path, entry["files"]["parts"])
         assert len(other.parts()["earlier"].load()) == N
         for name in ("earlier", "swapped"):
             with pytest.raises(FormatError, match="no file of cross_out_degree with 600 rows: partition it again"):
