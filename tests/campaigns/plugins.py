@@ -582,7 +582,7 @@ def within(spoil: Callable[[SampledBatch], Any]) -> Callable[[], Any]:
 def strategies(kind: str = "strategy") -> Iterator[Case]:
     yield from made_wrongly(kind, Strategy)
     yield from methods(kind, Strategy, "run", "batches")
-    from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Part, Tier
+    from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Tier, TierRows
 
     nothing = np.empty(0, np.int64)
     for what, value in NO_ANSWERS.items():
@@ -607,7 +607,7 @@ def strategies(kind: str = "strategy") -> Iterator[Case]:
             f"a source is {what}",
             with_epoch(
                 plan=planned(
-                    lambda at, value=value: BatchPlan(len(at), (Part(Tier.PACKED, range(len(at)), at),)), {Tier.PACKED: value}
+                    lambda at, value=value: BatchPlan(len(at), (TierRows(Tier.PACKED, range(len(at)), at),)), {Tier.PACKED: value}
                 )
             ),
         )
@@ -671,33 +671,33 @@ def strategies(kind: str = "strategy") -> Iterator[Case]:
             within(lambda sample, tensor=tensor: with_block(src=tensor)(sample)),
             what == "repeated",
         )
-        plan = lambda ids, spoil=spoil: BatchPlan(len(ids), (Part(Tier.BASE, spoil(ids, N)),))  # noqa: E731
+        plan = lambda ids, spoil=spoil: BatchPlan(len(ids), (TierRows(Tier.BASE, spoil(ids, N)),))  # noqa: E731
         yield Case(kind, f"addresses are {what}", with_epoch(plan=by_ids(plan)))
-        plan = lambda ids, spoil=spoil: BatchPlan(len(ids), (Part(Tier.BASE, ids, spoil(np.arange(len(ids)), len(ids))),))  # noqa: E731
+        plan = lambda ids, spoil=spoil: BatchPlan(len(ids), (TierRows(Tier.BASE, ids, spoil(np.arange(len(ids)), len(ids))),))  # noqa: E731
         yield Case(kind, f"positions are {what}", with_epoch(plan=by_ids(plan)))
 
         def admits(ids: Any, spoil: Any = spoil) -> Any:
             changes = Changeset(ids[:3], spoil(np.arange(3), N), np.arange(3, dtype=np.int32), nothing)
-            return BatchPlan(len(ids), (Part(Tier.BASE, ids),), changes)
+            return BatchPlan(len(ids), (TierRows(Tier.BASE, ids),), changes)
 
         yield Case(kind, f"changes are {what}", with_epoch(plan=by_ids(admits)))
     wrong: dict[str, Callable[[Any], Any]] = {
-        "of fewer rows": lambda ids: BatchPlan(len(ids) - 1, (Part(Tier.BASE, ids[:-1]),)),
-        "of more rows": lambda ids: BatchPlan(len(ids) + 1, (Part(Tier.BASE, np.append(ids, 0)),)),
+        "of fewer rows": lambda ids: BatchPlan(len(ids) - 1, (TierRows(Tier.BASE, ids[:-1]),)),
+        "of more rows": lambda ids: BatchPlan(len(ids) + 1, (TierRows(Tier.BASE, np.append(ids, 0)),)),
         "without parts": lambda ids: BatchPlan(len(ids), ()),
-        "of half of the rows": lambda ids: BatchPlan(len(ids), (Part(Tier.BASE, ids[: len(ids) // 2]),)),
-        "of other rows": lambda ids: BatchPlan(len(ids), (Part(Tier.BASE, (ids + 1) % N),)),
-        "of rows in another order": lambda ids: BatchPlan(len(ids), (Part(Tier.BASE, ids[::-1].copy()),)),
-        "twice": lambda ids: BatchPlan(len(ids), (Part(Tier.BASE, ids), Part(Tier.BASE, ids))),
-        "of a cache that is not there": lambda ids: BatchPlan(len(ids), (Part(Tier.HOST, np.zeros(len(ids), np.int32)),)),
-        "of extents that are not there": lambda ids: BatchPlan(len(ids), (Part(Tier.PACKED, range(len(ids))),)),
+        "of half of the rows": lambda ids: BatchPlan(len(ids), (TierRows(Tier.BASE, ids[: len(ids) // 2]),)),
+        "of other rows": lambda ids: BatchPlan(len(ids), (TierRows(Tier.BASE, (ids + 1) % N),)),
+        "of rows in another order": lambda ids: BatchPlan(len(ids), (TierRows(Tier.BASE, ids[::-1].copy()),)),
+        "twice": lambda ids: BatchPlan(len(ids), (TierRows(Tier.BASE, ids), TierRows(Tier.BASE, ids))),
+        "of a cache that is not there": lambda ids: BatchPlan(len(ids), (TierRows(Tier.HOST, np.zeros(len(ids), np.int32)),)),
+        "of extents that are not there": lambda ids: BatchPlan(len(ids), (TierRows(Tier.PACKED, range(len(ids))),)),
         "of rows on no device": lambda ids: BatchPlan(
             len(ids),
-            (Part(Tier.BASE, ids),),
+            (TierRows(Tier.BASE, ids),),
             None,
             DeviceRows(np.zeros(1, np.int32), np.zeros(1, np.int64), np.arange(1, len(ids))),
         ),
-        "of a tier that is none": lambda ids: BatchPlan(len(ids), (Part(77, ids),)),  # type: ignore[arg-type]
+        "of a tier that is none": lambda ids: BatchPlan(len(ids), (TierRows(77, ids),)),  # type: ignore[arg-type]
     }
     for what, plan in wrong.items():
         yield Case(kind, f"a plan {what}", with_epoch(plan=by_ids(plan)))

@@ -29,6 +29,7 @@ void fs_packer_write(fs_packer *p) {
         int error = p->error_number;
         pthread_mutex_unlock(&p->lock);
         uint64_t done = 0;
+        int is_short = 0; /* the write before ended within its first page */
         if ((w.offset + w.len) / FS_PAGE > p->n_sums_pages * FS_SUMS_PER_PAGE) error = EFBIG; /* an extent that the file has not */
         for (uint64_t page = w.offset / FS_PAGE, k = 0; !error && k < w.len / FS_PAGE; page++, k++)
             p->sums[page / FS_SUMS_PER_PAGE * 512 + page % FS_SUMS_PER_PAGE] = p->hash(w.data + k * FS_PAGE, FS_PAGE, &p->secret);
@@ -37,7 +38,8 @@ void fs_packer_write(fs_packer *p) {
             if (r < 0 && errno != EINTR) error = errno;
             if (r == 0) error = EIO;
             if (r > 0) done += (uint64_t)r & ~(FS_PAGE - 1); /* a direct write goes on at a whole page */
-            if (r > 0 && (uint64_t)r < FS_PAGE) error = ENOSPC;
+            if (r > 0 && (uint64_t)r < FS_PAGE && is_short) error = ENOSPC; /* twice: nothing goes on */
+            is_short = r > 0 && (uint64_t)r < FS_PAGE;
         }
         pthread_mutex_lock(&p->lock);
         p->writing--;
