@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from featstore.budget import Budget
@@ -37,11 +38,14 @@ class Place:
         Number of the nodes or edges.
     label : str
         The type's name in messages with a slash behind it; "" without types.
+    advice : mapping of int to str
+        Text in an error for so many rows, which are those of another owner.
     """
 
     prefix: str
     n: int
     label: str
+    advice: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def is_of_edges(self) -> bool:
@@ -82,7 +86,7 @@ def open_rows(place: Place, role: str, name: str, rows: ArrayLike) -> Source:
         fields = open_fields(None, None, {name: rows}, 0)
         check_edge_rows(fields, place.n)
     elif role == "feature":
-        fields = open_fields({name: rows}, None, None, place.n)
+        fields = open_fields({name: rows}, None, None, place.n, advice=place.advice)
     else:
         fields = open_fields(None, {name: rows}, None, place.n)
     return fields[0][3]
@@ -122,8 +126,8 @@ def add_field(
                 bar.add(block.nbytes)
             file = writer.commit()
         part = FieldPart(file.name, 0, file.n_rows)
-        field = FieldRecord(place.key(name), role, file.dtype, source.shape, update.generation, (part,))
-        update.add([file], [field])
+        record = FieldRecord(place.key(name), role, file.dtype, source.shape, update.generation, (part,))
+        update.add([file], [record])
         return update.commit()
 
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the kept parts (default: the self-reliant ones that were kept last)")
     parser.add_argument("--topology", choices=TOPOLOGIES, help="form of the new adjacency (default: that of the dataset)")
     parser.add_argument("--chunk-bytes", type=size, metavar="SIZE", help="with chunked: size of a chunk, a multiple of 4KiB")
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    parser.add_argument("--overwrite", action="store_true", help="with --part: replace a dataset that is there")
 
 
 def run(options: argparse.Namespace) -> int:

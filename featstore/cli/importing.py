@@ -12,6 +12,12 @@ from featstore.registry import adapter
 
 __all__ = ["add_arguments", "add_source", "named_source", "run"]
 
+_FILES = "CSV, Parquet and Arrow files are imported by 'table'"
+_OTHER_WORDS = {
+    **dict.fromkeys(("arrow", "csv", "parquet", "tables"), _FILES),
+    "scipy": "sparse matrices that SciPy has saved are imported by 'npz'",
+    "pyg": "PyG's graphs are imported in Python, by featstore.OutOfCoreGraph.from_pyg(path, data)",
+}  # which users may try in place of a source
 # What argparse and the command itself keep beside the options of a source.
 _OTHER = (*CREATE_OPTIONS, "source", "folder", "path", "json", "run", "parser", "given")
 
@@ -27,8 +33,15 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     """Add what comes before the dataset: the source, and its folder."""
     sources = adapter("datasets").SOURCES
     text = "; ".join(f"{name}: {each.text}" for name, each in sources.items()).replace("%", "%%")
-    parser.add_argument("source", metavar="SOURCE", choices=list(sources), help=f"layout of the files. {text}")
+    parser.add_argument("source", metavar="SOURCE", type=_source, choices=list(sources), help=f"layout of the files. {text}")
     add_path(parser, "folder", metavar="FOLDER", help="where the files are")
+
+
+def _source(name: str) -> str:
+    """Raise the parser's error, with advice, for a word that is known not to be a source; it checks the others itself."""
+    if name not in adapter("datasets").SOURCES and name in _OTHER_WORDS:
+        raise argparse.ArgumentTypeError(f"invalid choice: {name!r}; {_OTHER_WORDS[name]}")
+    return name
 
 
 def add_arguments(parser: argparse.ArgumentParser, source: str | None = None) -> None:

@@ -30,11 +30,12 @@ def open_fields(
     edge_features: Mapping[str, ArrayLike] | None,
     num_nodes: int,
     nodes: str = "nodes",
+    advice: Mapping[int, str] = {},
 ) -> list[Field]:
     """Open all fields; check their names, and that fields of nodes have a row for each node.
 
-    ``nodes`` is the text after the number of nodes in messages, with its origin. Raises as
-    :meth:`featstore.OutOfCoreGraph.create`.
+    ``nodes`` is the text after the number of nodes in messages, with its origin; ``advice``, by a wrong number of rows, is the
+    text after that. Raises as :meth:`featstore.OutOfCoreGraph.create`.
     """
     for argument, given in (("features", features), ("node_data", node_data), ("edge_features", edge_features)):
         if given is not None and not isinstance(given, Mapping):
@@ -50,7 +51,7 @@ def open_fields(
         raise ValueError(f"edge features cannot be named {listed(taken)}: the adjacency has fields of these names")
     found: list[Field] = [(NODE, "feature", name, open_source(f"feature {name!r}", value)) for name, value in features.items()]
     for _, _, name, source in found:
-        _check_rows("feature", name, source, num_nodes, nodes)
+        _check_rows("feature", name, source, num_nodes, nodes + advice.get(source.n_rows, ""))
     found += [(NODE, "data", name, open_source(f"node data {name!r}", value)) for name, value in node_data.items()]
     opened = ((name, open_source(f"edge feature {name!r}", value)) for name, value in edge_features.items())
     return found + [(EDGE, "feature", name, source) for name, source in opened]

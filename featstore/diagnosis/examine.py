@@ -7,7 +7,7 @@ import os
 
 from featstore.config import user_path
 from featstore.diagnosis import contents, process
-from featstore.diagnosis.findings import Diagnosis
+from featstore.diagnosis.findings import Diagnosis, Finding
 from featstore.diagnosis.kernel import rings
 from featstore.diagnosis.packages import devices, packages
 from featstore.diagnosis.places import direct_io, file_system, shared_memory, space
@@ -21,7 +21,8 @@ def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, 
     Parameters
     ----------
     path : path-like
-        A dataset, a pack, or a directory where one is to be.
+        A dataset, a pack, or a directory where one is to be. If it is not there yet, its nearest parent that is there is looked
+        at, which the finding ``place`` says.
     memory : int or str, optional
         The budget that is to be given to ``open``; by default that of ``open``, half of what is available.
     rates : bool
@@ -32,12 +33,13 @@ def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, 
     Diagnosis
         Findings, each with a status, a cause and a remedy; a table when printed. ``diagnosis["io_uring"]`` is one of them:
         ``io_uring``, ``file system``, ``direct I/O``, ``memory``, ``processors``, ``open files``, ``disk``, ``shared memory``,
-        ``packages``, ``devices``; ``dataset`` or ``pack`` if there is one; ``drive`` with ``rates``.
+        ``packages``, ``devices``; ``place`` if ``path`` is not there; ``dataset`` or ``pack`` if there is one; ``drive`` with
+        ``rates``.
 
     Raises
     ------
     FileNotFoundError, NotADirectoryError, PermissionError
-        ``path`` is no directory that can be read. A damaged dataset is no exception, but a finding.
+        ``path`` is empty, a link to nothing, or no directory that can be read. A damaged dataset is no exception, but a finding.
     ValueError
         ``memory`` is no size, or a variable ``FEATSTORE_…`` has no value that ``open`` takes.
 
@@ -52,15 +54,15 @@ def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, 
     >>> import featstore
     >>> print(featstore.doctor("graph", memory="4GiB"))
     """
-    path = os.path.abspath(user_path(path))
-    try:
-        os.listdir(path)
-    except NotADirectoryError:
-        reason = "not a directory: give a dataset, a pack, or a directory where one is to be"
-        raise NotADirectoryError(errno.ENOTDIR, reason, path) from None
+    given = os.path.abspath(user_path(path))
+    path = _nearest_directory(given)
     is_there = contents.holds_dataset(path) or contents.holds_pack(path)
     ring, of_memory = rings(), process.memory(memory)
-    found = [ring, file_system(path, is_there), direct_io(path, is_there), of_memory, process.processors()]
+    found = []
+    if path != given:
+        text, cause = f"of {path}, the nearest directory that is there", f"{given} is not there yet, or its path is another"
+        found.append(Finding("place", "note", text, cause, "look at the path again, if it should be there", {"given": given}))
+    found += [ring, file_system(path, is_there), direct_io(path, is_there), of_memory, process.processors()]
     found += [process.descriptors(), space(path, is_there), shared_memory(), packages(), devices()]
     backend = "auto" if ring.status == "ok" else "pread"
     asked, suggested = of_memory.values["memory"], of_memory.values["suggested"]
@@ -69,3 +71,17 @@ def doctor(path: str | os.PathLike[str] = ".", memory: int | str | None = None, 
         found += [of_contents] if of_contents is not None else []
         found += [contents.rates(path, graph, backend)] if rates else []
     return Diagnosis(path, tuple(found))
+
+
+def _nearest_directory(path: str) -> str:
+    """Find the directory that is looked at: ``path``, or the nearest parent that is there."""
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise
+        return _nearest_directory(os.path.dirname(path))
+    except NotADirectoryError:
+        reason = "not a directory: give a dataset, a pack, or a directory where one is to be"
+        raise NotADirectoryError(errno.ENOTDIR, reason, path) from None
+    return path

@@ -15,18 +15,21 @@ from featstore.diagnosis.findings import Finding
 
 __all__ = ["devices", "packages"]
 
-LOOKED_AT = ("featstore", "torch", "torch_geometric", "pyg-lib", "numpy", "lmdb", "xxhash")
+LOOKED_AT = ("featstore", "torch", "torch_geometric", "pyg-lib", "numpy", "lmdb", "xxhash", "pyarrow", "PyYAML")
+OF_EXTRAS = {"torch_geometric": "pyg", "pyarrow": "import", "PyYAML": "import"}
 
 
 def packages() -> Finding:
-    """List the versions of Python and of packages, as far as they are installed."""
+    """List the versions of Python and of packages that are installed, and packages of extras that are not."""
     found = {"python": platform.python_version()}
+    missing = []
     for name in LOOKED_AT:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            continue
-    return Finding("packages", "ok", ", ".join(f"{name} {number}" for name, number in found.items()), values=dict(found))
+            missing += [f"{name} (featstore[{OF_EXTRAS[name]}])"] if name in OF_EXTRAS else []
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    return Finding("packages", "ok", text + f"; not installed: {', '.join(missing)}" * bool(missing), values=dict(found))
 
 
 def devices() -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,15 @@ import torch
 from featstore._core.rows import wrap_ids
 from featstore.gather.arrays import id_array
 
-__all__ = ["as_index_array", "check_rows", "resolve_rows"]
+__all__ = ["ONE_TRUTH_VALUE", "as_index_array", "check_rows", "resolve_rows"]
 
 Int64s = npt.NDArray[np.int64]
 
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")  # torch 2.2 lacks the last three
 _INDICES = frozenset(getattr(torch, name) for name in _NAMES if hasattr(torch, name))
+
+
+ONE_TRUTH_VALUE: Final = "a single truth value is no mask of rows: a boolean mask has one value for each row"
 
 
 def as_index_array(index: Any) -> npt.NDArray[Any]:
@@ -118,6 +121,8 @@ def resolve_rows(index: Any, shape: Sequence[int]) -> tuple[Int64s | range, tupl
     ids = as_index_array(index)
     kind = ids.dtype.kind
     if kind == "b":
+        if not ids.ndim:
+            raise IndexError(ONE_TRUTH_VALUE)
         if ids.shape != (n,):
             raise IndexError(f"a boolean mask of rows must have shape ({n},), not {ids.shape}")
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)

@@ -15,7 +15,7 @@ import torch
 
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, as_bytes, size_class
-from featstore.gather.rowindex import as_index_array, check_rows, resolve_rows
+from featstore.gather.rowindex import ONE_TRUTH_VALUE, as_index_array, check_rows, resolve_rows
 
 __all__ = ["Selection", "select"]
 
@@ -125,7 +125,7 @@ def _part(item: Any) -> Any:
     if array.ndim:
         return array
     if array.dtype.kind == "b":
-        raise IndexError("a single truth value is no mask of rows: a boolean mask has one value for each row")
+        raise IndexError(ONE_TRUTH_VALUE)
     return int(array)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from featstore.graph.openfields import OpenFields
 from featstore.graph.snapshot import Snapshot
 from featstore.idmaps.idmap import maps_of
 from featstore.storage.catalog import Catalog
-from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name, qualified
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, Types, edge_name, qualified
 
 __all__ = ["Changes"]
 
@@ -215,7 +216,7 @@ class Changes:
         if isinstance(type, str):
             if type not in types.nodes:
                 raise KeyError(f"no node type {type!r}; there is {listed(types.nodes)}")
-            return Place(f"node/{type}", types.nodes[type].n, qualified(type, ""))
+            return Place(f"node/{type}", types.nodes[type].n, qualified(type, ""), _type_with_rows(types))
         if not isinstance(type, tuple):
             raise TypeError(f"type must be the name of a node type, or (source, relation, destination), not {type!r}")
         if type not in types.edges:
@@ -249,6 +250,16 @@ class Changes:
             self._fields.adopt_feature(catalog, name, of)
         else:
             self._fields.adopt_data(catalog, name, of)
+
+
+def _type_with_rows(types: Types) -> dict[int, str]:
+    """Say of numbers of rows which type of edges has as many, where only one has."""
+    found = Counter(each.n_edges for each in types.edges.values())
+    return {
+        each.n_edges: f"; edges are {each.n_edges}: give type={each.key}"
+        for each in types.edges.values()
+        if found[each.n_edges] == 1
+    }
 
 
 def _edge_of(name: str) -> tuple[EdgeKey, str]:

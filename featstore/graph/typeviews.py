@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from featstore.config import no_attribute
 from featstore.display import Display, ShownAsTables
 from featstore.graph.fields import Fields
 from featstore.graph.showing import show_type
 from featstore.topology.types import EdgeKey
 
 __all__ = ["EdgeView", "NodeView"]
+
+_OF_EDGES = {"add_feature": "name, rows", "remove_feature": "name"}
+_OF_NODES = {
+    **_OF_EDGES,
+    "add_data": "name, rows",
+    "append_nodes": "n, features, data",
+    "remove_data": "name",
+    "update_data": "name, ids, rows",
+}  # methods of the graph, and their arguments before type=
+
+
+def _missing(view: NodeView | EdgeView, name: str, of_graph: Mapping[str, str]) -> AttributeError:
+    """Make the error of a missing attribute, which names the graph's method that takes the type."""
+    return no_attribute(view, name, f"it is g.{name}({of_graph[name]}, type={view.type!r})" if name in of_graph else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +47,11 @@ class NodeView(ShownAsTables):
     features: Fields
     node_data: Fields
 
+    if not TYPE_CHECKING:  # for a type checker __getattr__ would define every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise _missing(self, name, _OF_NODES)
+
     def _display(self) -> Display:
         return show_type(f"NodeView({self.type!r}, num_nodes={self.num_nodes})", self.features, self.node_data)
 
@@ -49,6 +71,11 @@ class EdgeView(ShownAsTables):
     type: EdgeKey
     num_edges: int
     features: Fields
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _missing(self, name, _OF_EDGES)
 
     def _display(self) -> Display:
         return show_type(f"EdgeView({self.type!r}, num_edges={self.num_edges})", self.features)

@@ -126,14 +126,29 @@ def test_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
+def test_a_path_is_opened_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = Folder(tmp_path / "in"), []
+    path, real = folder.make(tmp_path / "g"), featstore.OutOfCoreGraph.open
+
+    def noted(given: Any) -> featstore.OutOfCoreGraph:
+        opened.append(real(given, memory=MEMORY))
+        return opened[-1]
+
+    monkeypatch.setattr(exporting.OutOfCoreGraph, "open", noted)
+    assert "edges.npy" in export(path, tmp_path / "out", progress=False)
+    refuses(ValueError, "form must be", lambda: export(str(path), tmp_path / "no", "csv"))
+    assert [g.closed for g in opened] == [True, True]
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "edges.npy"), folder.edges)
+
+
 def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Folder(tmp_path / "in").make(tmp_path / "g")
     before = sorted(os.listdir(tmp_path))
     with featstore.open(path, memory=MEMORY) as g:
         refuses(ValueError, "form must be one of npy, parquet, not 'csv'", lambda: export(g, tmp_path / "out", "csv"))
-        refuses(FileExistsError, "exported to a new folder", lambda: export(g, tmp_path / "g"))
+        refuses(FileExistsError, "give another folder, or remove this one", lambda: export(g, tmp_path / "g"))
         refuses(FileNotFoundError, "", lambda: export(g, tmp_path / "no" / "out"))
-        refuses(TypeError, "open datasets are exported", lambda: export("g", tmp_path / "out"))  # type: ignore[arg-type]
+        refuses(TypeError, "open datasets are exported", lambda: export(3, tmp_path / "out"))  # type: ignore[arg-type]
         refuses(BudgetError, "export in 1.00 MiB", lambda: export(g, tmp_path / "out", memory="1MiB"))
         refuses(BudgetError, "", lambda: export(g, tmp_path / "out", memory="1GiB"))
         with monkeypatch.context() as patched:
@@ -173,6 +188,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--topology is for --part" in capsys.readouterr().err
     assert main(["export", str(path), str(tmp_path / "x"), "--part", "0", "--no-edges"]) == 2
     assert "--no-edges is for --form" in capsys.readouterr().err
+    assert main(["export", str(path), str(tmp_path / "out"), "--form", "npy"]) == 2
+    assert "out: there is something already: give another folder, or remove this one" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    assert "with --part: replace a dataset" in capsys.readouterr().out
 
 
 NODE_DATA = ("node_year", "y", "train_idx", "valid_idx", "test_idx")

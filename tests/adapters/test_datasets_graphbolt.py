@@ -266,7 +266,9 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     (root / "metadata.yaml").write_text("")
     attempt(FormatError, "metadata.yaml: the file must be a mapping")
     (root / "metadata.yaml").unlink()
-    attempt(FileNotFoundError, "metadata.yaml")
+    attempt(FormatError, f"{root}: there is no metadata.yaml in it; give the folder of one dataset, such as ")
+    root = root / "gone"
+    attempt(FileNotFoundError, "gone/metadata.yaml")
 
 
 HOSTILE_CSV: dict[str, tuple[bytes, type[Exception], str]] = {

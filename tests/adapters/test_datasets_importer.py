@@ -394,6 +394,20 @@ def test_wrong_cells_are_named(tmp_path: Path) -> None:
     refused({"x": ["a/b", "a", "a"]}, ValueError, "a split in column 'x''s name", split="x")
 
 
+def test_the_report_says_what_ids_are(tmp_path: Path) -> None:
+    """Numbers that are no int64 are read as text."""
+    for name, cells in {"a": [1, -7], "b": [1.5, 2.5], "c": ["9" * 20, 1]}.items():
+        rows = "".join(f"{cell},{cell}\n" for cell in cells)  # without quotes
+        (tmp_path / f"{name}.csv").write_text(f"id,to\n{rows}")
+    table = EdgeTable(tmp_path / "a.csv", "id", "to")
+    edges = {("a", "r", "a"): table, ("b", "r", "c"): EdgeTable([tmp_path / "b.csv"], "id", "to")}
+    nodes = {"c": NodeTable([tmp_path / "c.csv", tmp_path / "b.csv"], "id")}
+    report = import_tables(tmp_path / "typed", nodes, edges, progress=False)
+    assert report.ids == {"a": "int64", "b": "text", "c": "text"}
+    assert "\n  ids  a: whole numbers\n  ids  b: text\n  ids  c: text\n" in str(report)
+    assert "\n  ids: whole numbers\n" in str(import_tables(tmp_path / "g", edges=table, progress=False))
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     table = EdgeTable(write_csv(tmp_path / "e.csv", {"s": ["a"], "t": ["a"]}), "s", "t", {})
     weighted = EdgeTable(table.files, "s", "t", {"w": "s"})
@@ -402,6 +416,10 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         ({}, TypeError, "of tables of nodes, of edges, or both"),
         ({"nodes": nodes}, TypeError, "needs a table of edges"),
         ({"nodes": {"a": nodes}, "edges": table}, TypeError, "both tables, or both mappings"),
+        ({"edges": "e.csv"}, TypeError, r"edges is a table of files, such as EdgeTable\('cites.csv', src=.*, not str"),
+        ({"edges": pd.DataFrame({"s": [1]})}, TypeError, r"such as EdgeTable\(.*, not DataFrame"),
+        ({"nodes": nodes, "edges": "e.csv"}, TypeError, r"such as EdgeTable\("),
+        ({"nodes": ["n.csv"], "edges": table}, TypeError, r"nodes is a table of files, such as NodeTable\('papers.*, not list"),
         ({"nodes": {"a": table}}, TypeError, "type 'a': it must be a NodeTable"),
         ({"edges": {("a", "b"): table}}, TypeError, "tuple"),
         ({"edges": {("_", "b", "_"): table}}, ValueError, "the name of nodes without types"),

@@ -537,9 +537,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (folder.root / EDGES).write_bytes(gzip.compress(b"1,2\n1,99\n"))
     assert main(["import", "ogb", str(folder.root), str(tmp_path / "h")]) == 2
     assert "edge.csv.gz, line 2: 99 is not a node" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["import", "nothing", str(folder.root), str(tmp_path / "h")])
-    assert "invalid choice: 'nothing'" in capsys.readouterr().err
+    for word, advice in (
+        ("nothing", " (choose from "),
+        ("parquet", "; CSV, Parquet and Arrow files are imported by 'table'"),
+        ("scipy", "; sparse matrices that SciPy has saved are imported by 'npz'"),
+        ("pyg", "; PyG's graphs are imported in Python, by featstore.OutOfCoreGraph.from_pyg("),
+    ):
+        with pytest.raises(SystemExit):
+            main(["import", word, str(folder.root), str(tmp_path / "h")])
+        assert f"invalid choice: {word!r}{advice}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["import", "ogb", "--help"])
     assert "--add-inverse-edge" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,25 @@ def test_several_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
             {"nodes": ["papers.csv:doi"], "features": ["x=a+b"], "fill": ["a=0", "b=1"]},
             "--fill: columns a, b make one field 'x', which has one value",
         ),
+        ({"nodes": ["papers.csv:doi"]}, "nodes alone have a type, such as --nodes node=papers.csv:doi$"),
     ],
 )
 def test_wrong_words_are_named(folder: Path, words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(folder, folder / "g", progress=False, **words)
     assert not (folder / "g").exists()
+
+
+def test_nodes_alone_are_imported_as_advised(folder: Path) -> None:
+    assert read(folder, folder / "g", progress=False, nodes=["node=papers.csv:doi"]).nodes == {"node": 2}
+
+
+def test_a_file_in_place_of_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for given, inside in ((folder / "cites.csv", str(folder)), (Path("cites.csv"), ".")):
+        words = rf"FOLDER is a file: give the folder .* \({re.escape(inside)}\), and their names by --nodes"
+        with pytest.raises(NotADirectoryError, match=words):
+            read(given, folder / "g", progress=False, edges=["cites.csv:from:to"])
 
 
 def test_cells_without_a_value_and_files_without_a_header(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

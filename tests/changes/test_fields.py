@@ -165,6 +165,9 @@ def test_types_have_fields_of_their_own(tmp_path: Path) -> None:
         g.remove_data("y", type="paper")
         with pytest.raises(ValueError, match="type= names"):
             g.add_feature("z", z)
+        words = f"{E} rows, but the graph has 40 nodes; edges are {E}: give type={WRITES}"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            g.add_feature("w", np.zeros(E), type="author")
     for remove in (False, True):
         with featstore.open(tmp_path / "g") as g:
             assert torch.equal(g["author"].features["z"][:], torch.from_numpy(z))
@@ -196,6 +199,7 @@ def test_removing_one_type_of_a_shared_column_leaves_the_others(tmp_path: Path) 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rows": X[:7]}, ValueError, "'z' has 7 rows, but the graph has 300 nodes"),
+    ({"rows": np.zeros(E)}, ValueError, f"'z' has {E} rows, but the graph has {N} nodes; edges are {E}: give type={EDGE}"),
     ({"rows": X[:7], "type": EDGE}, ValueError, "7 rows, but the graph has 900 edges"),
     ({"rows": X.astype(complex)}, TypeError, "complex128"),
     ({"name": "a/b"}, ValueError, "name is 1 to 60"),
@@ -230,6 +234,14 @@ def test_data_is_of_nodes(tmp_path: Path) -> None:
             g.remove_data("t", type=EDGE)
         with pytest.raises(ValueError, match="'x' is the name of a feature"):
             g.add_data("x", [1])
+
+
+def test_a_number_of_rows_that_two_types_of_edges_have_says_nothing(tmp_path: Path) -> None:
+    pairs = np.zeros((2, 7), np.int64)
+    edges = {("a", "r", "a"): pairs, ("a", "s", "a"): pairs}
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", nodes={"a": featstore.Nodes(2)}, edges=edges, progress=False) as g:
+        with pytest.raises(ValueError, match=r"7 rows, but the graph has 2 nodes$"):
+            g.add_feature("w", np.zeros(7), type="a")
 
 
 def test_another_writer_is_refused_and_another_dataset(tmp_path: Path) -> None:

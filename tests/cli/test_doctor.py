@@ -61,11 +61,18 @@ def test_of_a_directory_where_a_dataset_is_to_be(tmp_path: Path, capsys: pytest.
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("path", "words"), [("nowhere", "no such file"), ("file", "not a directory: give a dataset")])
+@pytest.mark.parametrize(("path", "words"), [("link", "no such file"), ("file", "not a directory: give a dataset")])
 def test_of_no_directory(tmp_path: Path, path: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nothing")
     assert main(["doctor", str(tmp_path / path)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_place_that_is_not_there_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path / "new"), "--no-rates"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the nearest directory that is there" in said
 
 
 def test_an_error_is_an_exit_status(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,10 +68,21 @@ def test_by_default_the_directory_that_the_process_is_in(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("missing", ["g", "a/b/g"])
+def test_a_place_that_is_not_there_yet(tmp_path: Path, missing: str) -> None:
+    found = featstore.doctor(tmp_path / missing, rates=False)
+    assert found.path == str(tmp_path)
+    assert (found["place"].status, found["place"].text) == ("note", f"of {tmp_path}, the nearest directory that is there")
+    assert found["place"].cause.startswith(f"{tmp_path / missing} is not there yet")
+    assert "place" not in [each.name for each in featstore.doctor(tmp_path, rates=False)]
+    assert os.listdir(tmp_path) == []
+
+
 def test_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nothing")
     with pytest.raises(FileNotFoundError):
-        featstore.doctor(tmp_path / "nowhere")
+        featstore.doctor(tmp_path / "link")
     with pytest.raises(NotADirectoryError, match="not a directory: give a dataset, a pack, or a directory"):
         featstore.doctor(tmp_path / "file")
     with pytest.raises(ValueError, match="not a size"):

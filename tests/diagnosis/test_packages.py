@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import warnings
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +21,20 @@ def test_versions() -> None:
     assert found.values["torch"] == version("torch")
     assert f"torch {version('torch')}" in found.text
     assert all(text == version(name) for name, text in found.values.items() if name != "python")
+
+
+def test_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version_of(name: str) -> str:
+        if name in ("PyYAML", "torch_geometric", "lmdb"):
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(packages, "version", version_of)
+    found = packages.packages()
+    assert found.text.endswith("pyarrow 1; not installed: torch_geometric (featstore[pyg]), PyYAML (featstore[import])")
+    assert not {"PyYAML", "torch_geometric", "lmdb"} & set(found.values)
+    monkeypatch.setattr(packages, "version", lambda name: "1")
+    assert packages.packages().text.endswith("PyYAML 1")
 
 
 @pytest.mark.parametrize(("built", "names"), [(None, []), ("13.0", []), ("13.0", ["H100"]), (None, ["MI300"])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,16 @@ def test_missing_names_say_what_there_is(g: OutOfCoreGraph) -> None:
     refuses(KeyError, "no node type 'x'; there is 'paper', 'author', 'tag'", lambda: g["x"])
     refuses(KeyError, r"no node type 'writes'; .*g\['author', 'writes', 'paper'\]", lambda: g["writes"])
     refuses(AttributeError, r"\(g\.node_types, g\.edge_types\)", lambda: g.metadata())  # type: ignore[attr-defined]
+    for name, call in (
+        ("add_feature", r"; it is g\.add_feature\(name, rows, type='tag'\)"),
+        ("append_nodes", r"; it is g\.append_nodes\(n, features, data, type='tag'\)"),
+        ("update_data", r"; it is g\.update_data\(name, ids, rows, type='tag'\)"),
+        ("num_edges", "$"),
+    ):
+        refuses(AttributeError, f"'NodeView' object has no attribute {name!r}{call}", partial(getattr, g["tag"], name))
+    writes: Any = g[WRITES]
+    refuses(AttributeError, r"it is g\.remove_feature\(name, type=\('author', 'w", lambda: writes.remove_feature("w"))
+    refuses(AttributeError, "'EdgeView' object has no attribute 'add_data'$", lambda: writes.add_data)
     refuses(
         KeyError, r"no edge type \('paper', 'writes'\); there is \('author', 'writes', 'paper'\), ", lambda: g["paper", "writes"]
     )

@@ -44,7 +44,7 @@ _LONG_NAMES: Final = "files are named as types and fields; give a shorter path, 
 
 
 def export(
-    g: OutOfCoreGraph,
+    g: OutOfCoreGraph | str | os.PathLike[str],
     folder: str | os.PathLike[str],
     form: str = "npy",
     *,
@@ -56,7 +56,8 @@ def export(
 
     Parameters
     ----------
-    g : OutOfCoreGraph
+    g : OutOfCoreGraph or path-like
+        An open dataset; or the directory of one, which is opened as by ``featstore.open(g)``, and closed at the end.
     folder : path-like
         A new folder; its parent must exist. It appears in one step, when it is complete.
     form : {"npy", "parquet"}
@@ -85,7 +86,7 @@ def export(
     OSError
         With ``ENAMETOOLONG``: names of types and fields are too long for names of files; nothing was written.
     ValueError, TypeError
-        Another form; ``g`` is not an open dataset, or a view of a part.
+        Another form; ``g`` is neither an open dataset nor a path, or is a view of a part.
     MissingExtraError
         Parquet, without pyarrow.
     BudgetError, ClosedError, CorruptionError, OSError
@@ -99,6 +100,9 @@ def export(
     theirs. Where the dataset has sorted them, they are sorted back, through temporary files in the folder. ``bfloat16`` is
     written as float32, which holds all its values.
     """
+    if isinstance(g, (str, os.PathLike)):
+        with OutOfCoreGraph.open(g) as opened:
+            return export(opened, folder, form, edges=edges, memory=memory, progress=progress)
     check_flag("edges", edges)
     if not isinstance(g, OutOfCoreGraph) or g.own_part is not None:
         raise TypeError(f"open datasets are exported whole, not a {type(g).__name__} that is a part or something else")
@@ -106,7 +110,7 @@ def export(
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
     target = os.path.abspath(user_path(folder))
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "there is something already; files are exported to a new folder", target)
+        raise FileExistsError(errno.EEXIST, "there is something already: give another folder, or remove this one", target)
     n_bytes = min(_MOST_MEMORY, max(LEAST_MEMORY, g.budget.available // 2)) if memory is None else parse_memory(memory)
     if n_bytes < LEAST_MEMORY:
         raise BudgetError(f"export in {format_size(n_bytes)}", LEAST_MEMORY)

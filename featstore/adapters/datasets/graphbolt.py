@@ -105,6 +105,9 @@ class _Metadata:
         where = user_path(folder)
         self.path = where if os.path.isfile(where) else os.path.join(where, FILE)
         self.folder = os.path.dirname(self.path)
+        if os.path.isdir(where) and not os.path.lexists(self.path):
+            text = f"there is no {FILE} in it; give the folder of one dataset, such as datasets/ogbn-arxiv-seeds"
+            raise FormatError(f"{where}: {text}", os.fspath(where))
         self.files: set[str] = set()  # that the entries name
         try:
             import yaml

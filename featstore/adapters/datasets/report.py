@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from featstore.idmaps.idmap import IDS_KEY, maps_of
 from featstore.storage.catalog import Catalog
-from featstore.topology.types import qualified
+from featstore.topology.types import ONE_NODE, qualified
 
 __all__ = ["Report"]
 
@@ -41,6 +42,8 @@ class Report:
     seconds : float
     features, edge_features : mapping of str to list of int
         Shapes, by name; with types ``"paper/x"``.
+    ids : mapping of str to str
+        Kinds of the nodes' ids in tables, by type: ``"text"`` or ``"int64"``.
     """
 
     source: str
@@ -58,9 +61,11 @@ class Report:
     seconds: float = 0.0
     features: dict[str, list[int]] = field(default_factory=dict)
     edge_features: dict[str, list[int]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
 
     def add_shapes(self, catalog: Catalog) -> None:
-        """Add the shapes of a new dataset's features."""
+        """Add the shapes of a new dataset's features, and the kinds of its ids."""
+        self.ids = {of: str(catalog.extra[IDS_KEY + of]["kind"]) for of in maps_of(catalog)}
         for key, record in catalog.fields.items():
             of, kind, name = key.split("/", 2)
             if record.role == "feature":
@@ -77,6 +82,8 @@ class Report:
         if len(self.nodes) > 1 or len(self.edges) > 1:
             lines += [f"  node type  {name}: {n:,} nodes" for name, n in self.nodes.items()]
             lines += [f"  edge type  {name}: {n:,} edges" for name, n in self.edges.items()]
+        for of, kind in self.ids.items():
+            lines.append(f"  ids{'' if of == ONE_NODE else f'  {of}'}: {'text' if kind == 'text' else 'whole numbers'}")
         if self.loops_dropped or self.duplicates_dropped or self.reverses_added or self.edges_read != n_edges:
             dropped = f"{self.loops_dropped:,} self loops and {self.duplicates_dropped:,} duplicates dropped"
             lines.append(f"  edges read: {self.edges_read:,}; {self.reverses_added:,} reverses added; {dropped}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -129,10 +130,16 @@ def read(
 ) -> Report:
     """Import the tables that words describe, as the options of ``featstore import table`` do.
 
-    Raises ValueError for words of another form, and as :func:`featstore.adapters.datasets.tables.import_tables`.
+    Raises ValueError for words of another form, NotADirectoryError for a file in place of the folder, and as
+    :func:`featstore.adapters.datasets.tables.import_tables`.
     """
     tables = adapter("datasets.tables")
-    folder, table = user_path(folder), {"text": text_ids, "delimiter": delimiter, "null_values": ("", *(null_values or ()))}
+    folder = user_path(folder)
+    if os.path.isfile(folder):
+        inside = os.path.dirname(folder) or "."
+        reason = f"FOLDER is a file: give the folder that the tables are in ({inside}), and their names by --nodes and --edges"
+        raise NotADirectoryError(errno.ENOTDIR, reason, folder)
+    table = {"text": text_ids, "delimiter": delimiter, "null_values": ("", *(null_values or ()))}
     fills, filled = _fills(fill), set[str]()
     node_files = _typed(nodes, "nodes", "[TYPE=]FILE:ID")
     edge_files = _typed(edges, "edges", "[SOURCE,RELATION,DESTINATION=]FILE:SRC:DST")
@@ -166,6 +173,9 @@ def read(
             raise ValueError(f"--{option} {what}: there is no such table")
     if unused := sorted(set(fills) - filled):
         raise ValueError(f"--fill: no field has the columns {listed(unused)}")
+    if "_" in of_nodes and not of_edges:
+        named = " ".join(f"node={word}" for word in node_files["_"])
+        raise ValueError(f"--nodes: there are no --edges, and nodes alone have a type, such as --nodes {named}")
     if set(of_nodes) <= {"_"} and set(of_edges) <= {("_",)}:
         made = tables.import_tables(path, of_nodes.get("_"), of_edges.get(("_",)), missing=missing, **options)
     else:

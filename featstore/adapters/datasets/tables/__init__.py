@@ -161,6 +161,13 @@ def _given(nodes: Any, edges: Any) -> tuple[dict[str, NodeTable], dict[EdgeKey, 
     """Check the tables, and name those of a graph of one type as the format does."""
     if nodes is None and edges is None:
         raise TypeError("a dataset is made of tables of nodes, of edges, or both")
+    for name, given, kind, example in (
+        ("nodes", nodes, NodeTable, "NodeTable('papers.csv', id='doi')"),
+        ("edges", edges, EdgeTable, "EdgeTable('cites.csv', src='citing', dst='cited')"),
+    ):
+        if given is not None and not isinstance(given, (kind, Mapping)):
+            found = type(given).__name__
+            raise TypeError(f"{name} is a table of files, such as {example}, or a mapping of types to such tables, not {found}")
     if isinstance(nodes, NodeTable) or isinstance(edges, EdgeTable):
         if isinstance(nodes, Mapping) or isinstance(edges, Mapping):
             raise TypeError("nodes and edges are both tables, or both mappings of types to tables")
@@ -170,8 +177,6 @@ def _given(nodes: Any, edges: Any) -> tuple[dict[str, NodeTable], dict[EdgeKey, 
             raise TypeError("a graph of one type needs a table of edges; nodes alone are a type: nodes={'node': NodeTable(…)}")
     else:
         nodes, edges = nodes or {}, edges or {}
-        if not isinstance(nodes, Mapping) or not isinstance(edges, Mapping):
-            raise TypeError("nodes and edges are tables, or mappings of types to tables")
         ends = {end for key in edges if isinstance(key, tuple) for end in key[::2]}
         check_types([*nodes, *sorted(map(str, ends - set(nodes)))], edges)
         if ONE_NODE in nodes or ONE_NODE in ends:
