@@ -31,7 +31,8 @@ def one_line(error: BaseException) -> str:
         return f"{os.fsdecode(error.filename)}: no such file or directory"
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         name = os.fsdecode(error.filename)
-        return f"{name}: {_drive_full(error, name) if is_drive_full(error) else error.strerror}"
+        advice = "; ulimit -n raises the limit that featstore doctor shows" if error.errno == errno.EMFILE else ""
+        return f"{name}: {_drive_full(error, name) if is_drive_full(error) else error.strerror}{advice}"
     if isinstance(error, OSError) and error.strerror:
         return " ".join(str(error.strerror).split())
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -310,6 +311,16 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     assert captured.err.startswith("featstore: ")
     assert captured.err.count("\n") == 1
     assert message.format(**names) in captured.err
+
+
+def test_too_many_open_files_say_what_the_limit_is_raised_by(small, capsys, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x.rows")
+
+    monkeypatch.setattr(featstore.OutOfCoreGraph, "open", refuse)
+    assert main(["aggregate", str(small.path)]) == 2
+    words = "x.rows: Too many open files; ulimit -n raises the limit that featstore doctor shows\n"
+    assert capsys.readouterr().err == f"featstore: {words}"
 
 
 @pytest.mark.parametrize(
