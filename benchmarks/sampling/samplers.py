@@ -328,6 +328,45 @@ def weights(args: argparse.Namespace, report: Report, folder: Path, work: Worklo
         )
 
 
+def moved(folder: Path, work: Workload) -> Path:
+    """Create (once) the graph with exponential weights and its edges in an order of their own."""
+    path = folder / "weighted-moved"
+    if not path.exists():
+        rng, n = np.random.default_rng(0), len(work.indices)
+        order, dst = rng.permutation(n), np.repeat(np.arange(len(work.indptr) - 1), np.diff(work.indptr))
+        edges, given = np.stack([work.indices[order], dst[order]]), {"exponential": rng.standard_exponential(n, np.float32)}
+        featstore.OutOfCoreGraph.from_edge_index(path, edges, len(work.indptr) - 1, edge_features=given, progress=False).close()
+    return path
+
+
+def drive(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Draws by weight against uniform ones, lists and weights on the drive, edges given in another order than the lists."""
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else max(4, args.batches // 5)]
+    with featstore.open(moved(folder, work), memory=max(16 << 20, 2 * len(work.indices)), threads=1) as g:
+        begin = time.perf_counter()
+        by_weight = NeighborSampler(g, FANOUTS, weight="exponential")
+        made_s = time.perf_counter() - begin
+        assert by_weight._weights is not None
+        assert by_weight._weights._ordered or args.tiny
+        samplers = {"weights": by_weight, "none": NeighborSampler(g, FANOUTS)}
+
+        def side(sampler: NeighborSampler) -> float:
+            return rate(lambda index: len(sampler.sample(parts[index], 0, index).input_ids), len(parts), 1)
+
+        results = alternate(args.runs, {name: partial(side, each) for name, each in samplers.items()}, warm_up=1)
+        report.figure(
+            "sampling by weights on the drive, lists on the drive, 1 thread",
+            results["weights"],
+            "nodes/s",
+            reference="NeighborSampler without weights, same thread",
+            references=results["none"],
+            target=">= 0.4",
+            put_in_order_s=round(made_s, 2),
+            memory=g.budget.total,
+            batches=len(parts),
+        )
+
+
 def whole_lists(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Layers of a fixed size and induced subgraphs, the adjacency in memory: edges gone through, against edges drawn."""
     view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
@@ -425,7 +464,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
         with featstore.open(path, memory="2GiB") as g:
             view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
-            for group in (memory, edges, layers, weights, whole_lists, disk):
+            for group in (memory, edges, layers, weights, drive, whole_lists, disk):
                 if args.only in group.__name__:
                     group(args, report, folder, work, view)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,10 +19,13 @@ import torch
 from featstore._core import weighted as _core
 from featstore.budget import DEAR_COST
 from featstore.config import listed
+from featstore.errors import BudgetError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
+from featstore.sampling.orderedweights import OrderedWeights
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
+from featstore.storage.calls import CANNOT_WRITE
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.types import EdgeKey, EdgeType, edge_name, qualified
 
@@ -38,6 +44,8 @@ _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and i
 _COLUMN_BYTES = 8
 _READ_FRACTION = 1 / 64  # of the budget, for what is read at once
 _KEPT_FRACTION = 1 / 2  # of what is left: weights are kept in memory if they take no more
+
+_NO_ROOM = CANNOT_WRITE | {errno.ENOSPC, errno.EDQUOT}
 
 _SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
 
@@ -79,8 +87,10 @@ class ListWeights:
     The feature is read once, in sequence, to check it. Draws read columns that are made of the weights of a list
     (``kernels/weighted.h``), 8 bytes an edge. The columns of all lists are kept in memory, on loan, if they take at most half of
     what is left of the budget. Edges that were not given in the order of the lists then take a pass over their numbers for each
-    part of the weights that fits a quarter of what is left. Otherwise weights are read of whole lists, for every hop, by the
-    numbers of their edges.
+    part of the weights that fits a quarter of what is left. Otherwise weights are read of whole lists, for every hop: of edges in
+    another order from a run file that has them in the order of the lists (:class:`OrderedWeights`), made with the first sampler,
+    or at the first draw after the budget took the memory back. Where it cannot be made, for lack of disk or memory, weights are
+    read by the numbers of their edges, and a warning says so.
     """
 
     def __init__(self, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> None:
@@ -95,7 +105,11 @@ class ListWeights:
         self._kept: list[Doubles] | None = None
         self._reservation = g.budget.reserve(EDGE_WEIGHTS, 0, owner=self)
         self._loan = g.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self._reservation)
+        self._ordered: dict[int, OrderedWeights] = {}  # by the number of the type
+        self._ordering, self._may_order, self._pid = threading.Lock(), True, os.getpid()
         self._keep()
+        if not self.in_memory:
+            self._order()
 
     @classmethod
     def of(cls, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> ListWeights:
@@ -164,6 +178,30 @@ class ListWeights:
             raise
         self._loan.renew()
 
+    def _order(self) -> None:
+        """Put weights that are not in memory in the order of the lists, in run files, unless another thread does or it was tried.
+
+        Draws read them by the numbers of the edges meanwhile, and in a process that was forked before.
+        """
+        numbers = self._g.topology.edge_ids
+        if not self._may_order or numbers is None or self._pid != os.getpid() or not self._ordering.acquire(blocking=False):
+            return
+        try:
+            if self._may_order:
+                self._may_order = False
+                for at, each in enumerate(self._of_types):
+                    self._ordered[at] = OrderedWeights(self._g, each.store, each.kind, numbers)
+        except (BudgetError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+                raise
+            warn(
+                f"weight={self.name!r}: the weights do not fit the memory, and cannot be put in the order of the lists, so each "
+                f"hop reads them at random, which is up to 200 times slower: {error}",
+                FeatstoreWarning,
+            )
+        finally:
+            self._ordering.release()
+
     def _load(self, of: _OfType) -> Doubles:
         """Load the weights of a type of edges in the order of its lists, and make their columns."""
         kind, topology = of.kind, self._g.topology
@@ -220,6 +258,7 @@ class ListWeights:
                     starts = np.subtract(starts, of.kind.first_edge, out=pool.array((n_dst,), np.int64))
                 n_edges, n_missing = _core.draw(hops, 0, n_dst, fanout, replace, key, kept[number], starts, *arrays, 0, words)
                 return src[:n_edges], dst[:n_edges], n_missing
+        self._order()
         most = self._most
         first = pool.array((n_dst,), np.int64)
         begin = n_edges = n_missing = 0
@@ -230,7 +269,7 @@ class ListWeights:
             if n:
                 positions = pool.array((n,), np.int64)
                 _core.turn(hops, begin, n_dst, fanout, may_skip, starts, most, first, positions)
-                columns = self._read(of, positions, topology, pool)
+                columns = self._read(number, positions, topology, pool)
                 _core.make_columns_of(hops, begin, stop, first, columns)
             n_edges, more = _core.draw(hops, begin, stop, fanout, replace, key, columns, first, *arrays, n_edges, words)
             n_missing += more
@@ -259,8 +298,11 @@ class ListWeights:
         topology.offsets(ids, found, pool.array((n,), np.int64))
         return found
 
-    def _read(self, of: _OfType, positions: Int64s, topology: Topology, pool: BufferPool) -> Doubles:
+    def _read(self, number: int, positions: Int64s, topology: Topology, pool: BufferPool) -> Doubles:
         """Read the weights of stored edges; ``positions`` are overwritten."""
+        if number in self._ordered:
+            return self._ordered[number].read(positions, pool)
+        of = self._of_types[number]
         if topology.edge_ids is not None:
             topology.edge_ids.replace(positions, pool.array)
         if of.kind.first_edge:

@@ -89,7 +89,7 @@ class EdgeIds:
         self._file.read(first, len(out), out.view(np.uint8).reshape(len(out), width))
         bad = _core.first_bad_id(out, width, self._file.n_rows)
         if bad >= 0:
-            raise self._damage(first + bad, int(out[bad]))
+            raise self.damage(first + bad, int(out[bad]))
 
     def pieces(self, first: int, stop: int, buffer: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield the numbers of the stored edges ``first … stop - 1`` in pieces, each of which lies in ``buffer``."""
@@ -98,7 +98,8 @@ class EdgeIds:
             self.read(begin, ids)
             yield begin, ids
 
-    def _damage(self, position: int, found: int) -> CorruptionError:
+    def damage(self, position: int, found: int) -> CorruptionError:
+        """Make the error of a stored edge whose number cannot be ``found``."""
         where = PAGE_BYTES + position * self.dtype.itemsize // PAGE_BYTES * PAGE_BYTES
         return CorruptionError(f"edge {position} cannot be number {found} of the input", self._file.path, where)
 
@@ -114,5 +115,5 @@ class EdgeIds:
         self._file.gather(positions, found.view(np.uint8).reshape(len(positions), width))
         bad = _core.first_bad_id(found, width, self._file.n_rows)
         if bad >= 0:
-            raise self._damage(int(positions[bad]), int(found[bad]))
+            raise self.damage(int(positions[bad]), int(found[bad]))
         positions[:] = found

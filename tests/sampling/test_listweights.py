@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore import EpochSampler, LaborSampler, Loader, NeighborSampler, ShadowSampler
-from featstore.errors import BudgetError
+from featstore.errors import BudgetError, FeatstoreWarning
 from featstore.sampling.listweights import EDGE_WEIGHTS, ListWeights
 from tests.sampling.test_neighbor import same
 from tests.support.reference_sampling import Blocks, check_batch, grown
@@ -95,12 +95,15 @@ def variants(path: Path, fanouts: list[int], **options: Any) -> Iterator[tuple[f
                 if lists:
                     n_bytes = 8 * g.num_nodes + 4096 + int(lists * 3 * g.topology.nbytes)
                     g.cache_neighbors(n_bytes, edges=edges)
-                for in_memory in (True, False):
+                for where in ("memory", "in order", "as given"):
                     sampler = NeighborSampler(g, fanouts, edges=edges, weight="w", **options)
                     assert sampler._weights is not None
-                    if not in_memory:
+                    if where != "memory":
                         not_in_memory(sampler)
+                        sampler._weights._ordered.clear()
+                        sampler._weights._may_order = where == "in order"
                     yield g, sampler
+                    assert bool(sampler._weights._ordered) == (where == "in order" and g.topology.edge_ids is not None)
 
 
 @pytest.mark.parametrize("form", ["csc", "chunked", "ordered"])
@@ -283,7 +286,8 @@ def test_weights_are_given_back_and_not_kept_in_little_memory(stored: dict[str, 
         least = g.budget.used
     with featstore.open(stored["csc"], memory=least + (1 << 20), threads=1) as g:
         with g.budget.reserve("another", g.budget.available - 150_000):
-            sampler = NeighborSampler(g, [5, 5], weight="w")
+            with pytest.warns(FeatstoreWarning, match="weight='w': .*cannot be put in the order of the lists.* needs .* more"):
+                sampler = NeighborSampler(g, [5, 5], weight="w")
             assert sampler._weights is not None
             assert not sampler._weights.in_memory
         assert same(sampler.sample(seeds), expected)

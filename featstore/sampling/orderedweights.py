@@ -1,0 +1,239 @@
+"""Weights of edges in the order of the lists, in a run file: where they do not fit the memory, a list's are one read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core.descriptor import open_fd
+from featstore.budget import Budget
+from featstore.config import format_size
+from featstore.gather.buffers import BufferPool
+from featstore.graph.feature import FeatureStore
+from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
+from featstore.storage.format import sums_seed
+from featstore.storage.layout import RowLayout
+from featstore.storage.rundir import RunDirectory, free_share, runs_directory
+from featstore.storage.writer import RowFileWriter
+from featstore.topology.edgeids import EdgeIds
+from featstore.topology.types import EdgeType
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["OrderedWeights", "disk_bytes", "row_dtype"]
+
+Int64s = npt.NDArray[np.int64]
+
+_MEMORY_FRACTION = 1 / 2  # of what is left of the budget, while the file is made
+_DISK_FRACTION = 1 / 2  # of the free disk
+_LEAST_ROWS, _LEAST_IDS, _MOST_IDS = 1 << 14, 1 << 12, 1 << 22
+_BYTES_A_ROW = 24  # a part's weights: as they are read, converted, and the rows themselves
+_BYTES_AN_ID = 64  # an edge's number, its part, its place in a sort, its weight
+_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool)
+
+
+def row_dtype(store: FeatureStore) -> np.dtype[Any]:
+    """Choose the dtype that holds all weights of a feature as they are."""
+    return np.dtype("<f4" if store.dtype in _EXACT_IN_FLOAT32 else "<f8")
+
+
+def disk_bytes(store: FeatureStore, numbers: EdgeIds, n_edges: int) -> int:
+    """Compute the bytes of disk that are taken at most while weights are put in order; the file keeps a row an edge of them."""
+    return n_edges * (2 * row_dtype(store).itemsize + numbers.dtype.itemsize)
+
+
+class OrderedWeights:
+    """The weights of a type of edges in the order of its lists, in a run file that is removed with this object.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    store : FeatureStore
+        The edge feature, in the order of the input.
+    kind : EdgeType
+        The type of edges.
+    numbers : EdgeIds
+        The numbers that stored edges had in the input.
+
+    Raises
+    ------
+    BudgetError
+        Half of what is left of the budget is not there, or is too little.
+    CorruptionError, OSError
+        A number is of no edge of the type; reading or writing failed, as where the disk has no room (ENOSPC).
+
+    Notes
+    -----
+    The numbers are divided among files, by the part of the weights in which they lie; each part is read once, and gives the
+    weights of its file; going over the numbers again puts them in order. So the drive reads and writes some 50 bytes an edge,
+    however little memory there is.
+    """
+
+    def __init__(self, g: OutOfCoreGraph, store: FeatureStore, kind: EdgeType, numbers: EdgeIds) -> None:
+        self._kind, self._dtype = kind, row_dtype(store)
+        folder = runs_directory(g.path)
+        needed, free = disk_bytes(store, numbers, kind.n_edges), free_share(os.path.dirname(folder) or ".", _DISK_FRACTION)
+        if needed > free:
+            raise OSError(
+                errno.ENOSPC, f"weights in the order of the lists take {format_size(needed)}, of {format_size(free)}", folder
+            )
+        self._runs = RunDirectory(folder)
+        try:
+            with _Memory(g.budget, kind.n_edges) as memory:
+                record = self._write(store, numbers, memory)
+            path = self._runs.file("weights")
+            self._runs.file("weights.sums")
+            seed = record.seed
+            self._file = g.reader.open(
+                path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed), n_bytes=record.n_bytes
+            )
+        except BaseException:
+            self._runs.close()
+            raise
+
+    def _write(self, store: FeatureStore, numbers: EdgeIds, memory: _Memory) -> Any:
+        kind, width = self._kind, self._dtype.itemsize
+        layout = RowLayout(width, 1, width)
+        with RowFileWriter(self._runs.path, "weights", layout, kind="edge weights", dtype=f"float{8 * width}") as writer:
+            for weights in self._in_order(store, numbers, memory):
+                writer.write(weights.view(np.uint8).reshape(len(weights), width))
+            assert writer.n_rows == kind.n_edges
+            return writer.commit()
+
+    def _in_order(self, store: FeatureStore, numbers: EdgeIds, memory: _Memory) -> Iterator[npt.NDArray[Any]]:
+        """Yield the weights in the order of the lists."""
+        n, n_rows, n_ids = self._kind.n_edges, memory.n_rows, memory.n_ids
+        n_parts, folder = -(-n // n_rows), self._runs.path
+        with _Parted(folder, n_parts, numbers.dtype) as ids_of_part, _Parted(folder, n_parts, self._dtype) as found:
+            if n_parts > 1:
+                for ids in self._numbers(numbers, n_ids):
+                    for part, at in _parts(ids, n_rows, n_parts):
+                        ids_of_part.append(part, ids[at])
+            for part in range(n_parts):
+                rows = self._rows(store, part * n_rows, min(n, (part + 1) * n_rows))
+                if n_parts == 1:
+                    for ids in self._numbers(numbers, n_ids):
+                        yield rows[ids]
+                    return
+                for ids in ids_of_part.blocks(part, n_ids):
+                    found.append(part, rows[ids - part * n_rows])
+            for ids in self._numbers(numbers, n_ids):
+                weights = np.empty(len(ids), self._dtype)
+                for part, at in _parts(ids, n_rows, n_parts):
+                    weights[at] = found.take(part, len(at))
+                yield weights
+
+    def _rows(self, store: FeatureStore, first: int, stop: int) -> npt.NDArray[Any]:
+        rows: npt.NDArray[Any] = store[first:stop].reshape(-1).to(torch.float64).numpy().astype(self._dtype)
+        return rows
+
+    def _numbers(self, numbers: EdgeIds, n: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the numbers within the type of its stored edges, ``n`` at a time; CorruptionError for one of another type."""
+        kind, buffer = self._kind, np.empty(n, numbers.dtype)
+        for begin, ids in numbers.pieces(kind.first_edge, kind.first_edge + kind.n_edges, buffer):
+            ids -= kind.first_edge
+            bad = (ids < 0) | (ids >= kind.n_edges)
+            if bad.any():
+                at = int(bad.argmax())
+                raise numbers.damage(begin + at, int(ids[at]) + kind.first_edge)
+            yield ids
+
+    def read(self, positions: Int64s, pool: BufferPool) -> npt.NDArray[np.float64]:
+        """Read the weights of stored edges; ``positions`` are overwritten."""
+        if self._kind.first_edge:
+            positions -= self._kind.first_edge
+        n, width = len(positions), self._dtype.itemsize
+        rows, weights = pool.array((n,), self._dtype), pool.array((n,), np.float64)
+        self._file.gather(positions, rows.view(np.uint8).reshape(n, width))
+        weights[:] = rows
+        return weights
+
+    def close(self) -> None:
+        """Remove the file; may be called again."""
+        self._file.close()
+        self._runs.close()
+
+
+class _Memory:
+    """Memory while weights are put in order, reserved within the context: the rows of a part, and the numbers at once."""
+
+    def __init__(self, budget: Budget, n_edges: int) -> None:
+        half = int(budget.available * _MEMORY_FRACTION) // 2
+        rows = min(max(_LEAST_ROWS, half // _BYTES_A_ROW), n_edges)
+        self.n_rows = 1 << max(0, (rows - 1).bit_length() - (rows < n_edges))  # a power of two, which divides by a shift
+        self.n_ids = min(max(_LEAST_IDS, half // _BYTES_AN_ID), _MOST_IDS, max(1, n_edges))
+        self._reservation = budget.reserve("weights put in order", self.n_rows * _BYTES_A_ROW + self.n_ids * _BYTES_AN_ID)
+
+    def __enter__(self) -> _Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reservation.release()
+
+
+def _parts(ids: npt.NDArray[Any], n_rows: int, n_parts: int) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each part of ``n_rows`` numbers, a power of two, that occurs, and where its numbers are, in their order."""
+    part = ids >> (n_rows.bit_length() - 1)
+    if n_parts <= 1 << 16:
+        part = part.astype(np.uint16)  # which NumPy sorts by radix
+    order, begin = np.argsort(part, kind="stable"), 0
+    for number, count in enumerate(np.bincount(part, minlength=n_parts).tolist()):
+        if count:
+            yield number, order[begin : begin + count]
+            begin += count
+
+
+class _Parted:
+    """Values divided among files of a folder, one a part, which are read in the order in which they were written."""
+
+    def __init__(self, folder: str, n_parts: int, dtype: np.dtype[Any]) -> None:
+        stem = os.path.join(folder, uuid.uuid4().hex)
+        self._paths = [f"{stem}-{number}.tmp" for number in range(n_parts)]
+        self._dtype = dtype
+        self._n_written, self._n_read = [0] * n_parts, [0] * n_parts
+
+    def append(self, part: int, values: npt.NDArray[Any]) -> None:
+        path = self._paths[part]
+        # Opened for each write: thousands of open descriptors would exceed the limit of open files.
+        fd = open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
+            pwrite_all(fd, data, self._n_written[part] * self._dtype.itemsize, path)
+        finally:
+            close_fd(fd, path)
+        self._n_written[part] += len(values)
+
+    def take(self, part: int, n: int) -> npt.NDArray[Any]:
+        """Read the next ``n`` values of a part."""
+        path, width = self._paths[part], self._dtype.itemsize
+        fd = open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = pread_exactly(fd, n * width, self._n_read[part] * width, path)
+        finally:
+            close_quietly(fd)
+        self._n_read[part] += n
+        return np.frombuffer(data, self._dtype)
+
+    def blocks(self, part: int, n: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the values of a part, ``n`` at a time, and remove its file."""
+        while left := self._n_written[part] - self._n_read[part]:
+            yield self.take(part, min(n, left))
+        if self._n_written[part]:
+            os.unlink(self._paths[part])
+
+    def __enter__(self) -> _Parted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
