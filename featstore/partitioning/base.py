@@ -6,6 +6,7 @@ entry-point group ``featstore.partitioners``), and run ``featstore.testing.Parti
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -202,8 +203,12 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
             what = ", ".join(known) or "no options"
             raise OptionError(name, f"method {method if isinstance(method, str) else cls.__qualname__!r} has {what}")
     try:
+        inspect.signature(cls).bind(**given)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error_text(error)}") from error
+    try:
         return _named(cls(**given))
-    except (FeatstoreError, ValueError):
+    except (FeatstoreError, ValueError, TypeError):
         raise  # the error of an option
     except Exception as error:
         raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error_text(error)}") from error

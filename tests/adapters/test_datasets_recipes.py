@@ -132,11 +132,13 @@ def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(os.listdir(tmp_path)) == ["g", "in"]
 
 
-def test_files_that_are_named_from_elsewhere_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_linked_from_elsewhere_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A given metadata.yaml leaves open which files there are, as no folder is given."""
     bolt, _ = one_type(tmp_path / "in")
     edges = np.load(bolt.root / "edges" / "e.npy")
-    bolt.meta["graph"]["edges"] = [bolt.array("../edges", edges)]
+    (bolt.root / "edges" / "e.npy").unlink()
+    (bolt.root / "edges" / "e.npy").symlink_to(tmp_path / "edges.npy")
+    np.save(tmp_path / "edges.npy", edges)
     interrupts = Interrupts(monkeypatch)
     meta = bolt.write() / "metadata.yaml"
     interrupts.left = 3

@@ -165,7 +165,7 @@ def test_one_assignment_alone_and_progress(data: Path) -> None:
         ({"seeds": [N]}, IndexError, "not a node"),
         ({"samplers": {}}, ValueError, "no samplers"),
         ({"parts": ["other"]}, ValueError, "keeps no parts 'other'; there is 'planted', 'random'"),
-        ({"samplers": {"bad": lambda seeds: alone(seeds + N)}}, featstore.PluginError, "a sampler"),
+        ({"samplers": {"bad": lambda seeds: alone(seeds + N)}}, featstore.PluginError, "sampler '<lambda>': it returned node"),
     ],
 )
 def test_bad_input_is_named(data: Path, arguments: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -147,7 +147,7 @@ def test_a_partitioner(g: featstore.OutOfCoreGraph) -> None:
         def assign(self, graph: featstore.GraphStream) -> Any:
             graph.indptr[:] = 0
 
-    with pytest.raises(PluginError, match=r"partitioner '.*Lets' failed: ValueError: assignment destination is read-only"):
+    with pytest.raises(PluginError, match=r"partitioner '.*Lets': assign raised ValueError: assignment destination is read-only"):
         featstore.partition(g, 4, Lets(), keep=False, progress=False)
 
 
