@@ -50,6 +50,8 @@ ALLOWED = {
             ("close", "adapters/datasets/arrays.py __init__"),
             ("close", "adapters/datasets/csvfiles.py _batches"),
             ("close", "creation/topologyfiles.py _opened"),
+            ("close", "graph/changing.py _adopt"),
+            ("close", "graph/openfields.py forget_feature"),
             ("close", "storage/catalog.py read_catalog"),
             ("close", "storage/directory.py close"),
             ("close", "storage/lock.py __init__"),
