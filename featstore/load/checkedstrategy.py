@@ -158,7 +158,7 @@ class _CheckedEpoch(EpochRun):
             if part.tier == Tier.BASE:
                 expected: Any = rows[at]
             elif part.tier == Tier.HOST:
-                expected = None if cache is None else cache.map.lookup(rows[at])
+                expected = None if cache is None else self._on_host_cache(cache, rows[at], addresses)
             else:
                 source = tiers.get(part.tier)
                 if not callable(getattr(source, "gather", None)):
@@ -170,6 +170,12 @@ class _CheckedEpoch(EpochRun):
             raise PluginError(f"row {int(np.flatnonzero(~is_planned)[0])} of the batch is not planned")
         if plan.changes is not None:
             self._check_changes(plan.changes, rows)
+
+    def _on_host_cache(self, cache: Any, rows: Ints, addresses: Ints) -> Ints:
+        """Find where rows lie in the host cache; those whose memory was given back since are read, whatever their address was."""
+        with cache.pinned():
+            found: Ints = cache.map.lookup(rows)
+            return np.where(addresses >= cache.capacity, addresses, found) if cache.is_cut else found
 
     def _on_host(self, device: Any, rows: Ints) -> Ints:
         """Check which rows a plan takes from the device; return the others."""

@@ -26,6 +26,7 @@ from featstore.sampling.orderedweights import OrderedWeights
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
 from featstore.storage.calls import CANNOT_WRITE
+from featstore.storage.lock import WITHOUT_LOCKS
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.types import EdgeKey, EdgeType, edge_name, qualified
 
@@ -45,7 +46,8 @@ _COLUMN_BYTES = 8
 _READ_FRACTION = 1 / 64  # of the budget, for what is read at once
 _KEPT_FRACTION = 1 / 2  # of what is left: weights are kept in memory if they take no more
 
-_NO_ROOM = CANNOT_WRITE | {errno.ENOSPC, errno.EDQUOT}
+# Errors of a place that has no room for a run file, or can have none.
+_NO_ROOM = CANNOT_WRITE | WITHOUT_LOCKS | {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR}
 
 _SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
 
@@ -187,13 +189,14 @@ class ListWeights:
         if not self._may_order or numbers is None or self._pid != os.getpid() or not self._ordering.acquire(blocking=False):
             return
         try:
-            if self._may_order:
-                self._may_order = False
-                for at, each in enumerate(self._of_types):
+            for at, each in enumerate(self._of_types if self._may_order else ()):
+                if at not in self._ordered:
                     self._ordered[at] = OrderedWeights(self._g, each.store, each.kind, numbers)
+            self._may_order = False
         except (BudgetError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_ROOM:
                 raise
+            self._may_order = False
             warn(
                 f"weight={self.name!r}: the weights do not fit the memory, and cannot be put in the order of the lists, so each "
                 f"hop reads them at random, which is up to 200 times slower: {error}",

@@ -81,8 +81,9 @@ class NeighborSampler(FanoutSampler):
     Making a sampler with ``weight`` reads the feature once, to check it. The weights stay in memory if they take at most half of
     what is left of the budget (:class:`~featstore.sampling.listweights.ListWeights`), once for all samplers of the graph. Long
     lists then cost little more than short ones. Otherwise the weights of whole lists are read for each hop. If edges were not
-    given sorted by destination and source, a run file gets the weights in that order first, 4 or 8 bytes an edge; a
-    FeatstoreWarning says so where disk or memory does not suffice for it, and weights are then read at random.
+    given sorted by destination and source, a run file gets the weights in that order first, 4 or 8 bytes an edge (three
+    times that while it is made), and is removed with the last of the samplers. A FeatstoreWarning says so where disk or memory
+    does not suffice for it, and weights are then read at random.
 
     References
     ----------

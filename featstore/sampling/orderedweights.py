@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -35,8 +36,10 @@ Int64s = npt.NDArray[np.int64]
 
 _MEMORY_FRACTION = 1 / 2  # of what is left of the budget, while the file is made
 _DISK_FRACTION = 1 / 2  # of the free disk
-_LEAST_ROWS, _LEAST_IDS, _MOST_IDS = 1 << 14, 1 << 12, 1 << 22
-_BYTES_A_ROW = 24  # a part's weights: as they are read, converted, and the rows themselves
+_IDS_A_PART = 256  # at once, so that files are opened 2/256 times an edge at most
+_MOST_IDS = 1 << 22
+_WRITE_BYTES = 1 << 20  # of the writer's two buffers
+_BYTES_A_ROW = 32  # a part's weights: as they are read, converted, the rows themselves, and those of the part before
 _BYTES_AN_ID = 64  # an edge's number, its part, its place in a sort, its weight
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool)
 
@@ -67,15 +70,15 @@ class OrderedWeights:
     Raises
     ------
     BudgetError
-        Half of what is left of the budget is not there, or is too little.
+        What is left of the budget is less than some 40 MB for a billion edges, 1 MB and 1.3 MB for a million.
     CorruptionError, OSError
         A number is of no edge of the type; reading or writing failed, as where the disk has no room (ENOSPC).
 
     Notes
     -----
     The numbers are divided among files, by the part of the weights in which they lie; each part is read once, and gives the
-    weights of its file; going over the numbers again puts them in order. So the drive reads and writes some 50 bytes an edge,
-    however little memory there is.
+    weights of its file; going over the numbers again puts them in order. So the drive reads and writes some 50 bytes an edge.
+    Half of what is left of the budget is used meanwhile.
     """
 
     def __init__(self, g: OutOfCoreGraph, store: FeatureStore, kind: EdgeType, numbers: EdgeIds) -> None:
@@ -84,7 +87,10 @@ class OrderedWeights:
         needed, free = disk_bytes(store, numbers, kind.n_edges), free_share(os.path.dirname(folder) or ".", _DISK_FRACTION)
         if needed > free:
             raise OSError(
-                errno.ENOSPC, f"weights in the order of the lists take {format_size(needed)}, of {format_size(free)}", folder
+                errno.ENOSPC,
+                f"putting weights in the order of the lists takes {format_size(needed)}, and half of the free disk is "
+                f"{format_size(free)}",
+                folder,
             )
         self._runs = RunDirectory(folder)
         try:
@@ -103,7 +109,8 @@ class OrderedWeights:
     def _write(self, store: FeatureStore, numbers: EdgeIds, memory: _Memory) -> Any:
         kind, width = self._kind, self._dtype.itemsize
         layout = RowLayout(width, 1, width)
-        with RowFileWriter(self._runs.path, "weights", layout, kind="edge weights", dtype=f"float{8 * width}") as writer:
+        options: Any = {"kind": "edge weights", "dtype": f"float{8 * width}", "buffer_bytes": _WRITE_BYTES}
+        with RowFileWriter(self._runs.path, "weights", layout, **options) as writer:
             for weights in self._in_order(store, numbers, memory):
                 writer.write(weights.view(np.uint8).reshape(len(weights), width))
             assert writer.n_rows == kind.n_edges
@@ -111,8 +118,8 @@ class OrderedWeights:
 
     def _in_order(self, store: FeatureStore, numbers: EdgeIds, memory: _Memory) -> Iterator[npt.NDArray[Any]]:
         """Yield the weights in the order of the lists."""
-        n, n_rows, n_ids = self._kind.n_edges, memory.n_rows, memory.n_ids
-        n_parts, folder = -(-n // n_rows), self._runs.path
+        n, n_rows, n_ids, n_parts = self._kind.n_edges, memory.n_rows, memory.n_ids, memory.n_parts
+        folder = self._runs.path
         with _Parted(folder, n_parts, numbers.dtype) as ids_of_part, _Parted(folder, n_parts, self._dtype) as found:
             if n_parts > 1:
                 for ids in self._numbers(numbers, n_ids):
@@ -168,10 +175,13 @@ class _Memory:
 
     def __init__(self, budget: Budget, n_edges: int) -> None:
         half = int(budget.available * _MEMORY_FRACTION) // 2
-        rows = min(max(_LEAST_ROWS, half // _BYTES_A_ROW), n_edges)
-        self.n_rows = 1 << max(0, (rows - 1).bit_length() - (rows < n_edges))  # a power of two, which divides by a shift
-        self.n_ids = min(max(_LEAST_IDS, half // _BYTES_AN_ID), _MOST_IDS, max(1, n_edges))
-        self._reservation = budget.reserve("weights put in order", self.n_rows * _BYTES_A_ROW + self.n_ids * _BYTES_AN_ID)
+        # The least memory for this many edges is where rows and numbers take the same.
+        rows = max(half // _BYTES_A_ROW, math.isqrt(_BYTES_AN_ID * _IDS_A_PART * n_edges // _BYTES_A_ROW), 1)
+        self.n_rows = max(n_edges, 1) if rows >= n_edges else 1 << rows.bit_length() - 1  # a power of two divides by a shift
+        self.n_parts = -(-n_edges // self.n_rows)
+        self.n_ids = max(1, min(max(min(half // _BYTES_AN_ID, _MOST_IDS), _IDS_A_PART * self.n_parts), n_edges))
+        n_bytes = self.n_rows * _BYTES_A_ROW + self.n_ids * _BYTES_AN_ID + _WRITE_BYTES
+        self._reservation = budget.reserve("weights put in order", n_bytes)
 
     def __enter__(self) -> _Memory:
         return self
@@ -186,10 +196,11 @@ def _parts(ids: npt.NDArray[Any], n_rows: int, n_parts: int) -> Iterator[tuple[i
     if n_parts <= 1 << 16:
         part = part.astype(np.uint16)  # which NumPy sorts by radix
     order, begin = np.argsort(part, kind="stable"), 0
-    for number, count in enumerate(np.bincount(part, minlength=n_parts).tolist()):
-        if count:
-            yield number, order[begin : begin + count]
-            begin += count
+    counts = np.bincount(part)
+    for number in np.flatnonzero(counts).tolist():
+        end = begin + int(counts[number])
+        yield number, order[begin:end]
+        begin = end
 
 
 class _Parted:

@@ -160,11 +160,18 @@ def test_seeds_that_are_edges_of_a_type_are_checked(tmp_path: Path) -> None:
     attempt(FormatError, f"{of_set}: 'train_edges:likes:paper' is there twice", good, train_set=twice)
     twice = [{"type": "author:likes:paper", "data": [seeds, seeds]}]
     attempt(FormatError, f"{of_set}: 'seeds' is there twice", good, train_set=twice)
-    attempt(FormatError, "a field's name is 1 to 60 .* unless task= is given", good, "author:" + "r" * 60 + ":paper")
+    numbers = bolt.array("set/n", np.arange(2), name="idx")
+    ids = [{"type": "author", "data": [bolt.array("set/i", np.arange(2), name="seeds"), numbers]}]
+    attempt(FormatError, "train_set of type 'author': 'train_idx' is there twice", good, train_set=ids)
     bolt.meta["tasks"] = [{"name": "links", "test_set": [{"type": "author:likes:paper", "data": [seeds]}]}] * 2
     refused(FormatError, "tasks: 'links' is there twice", tmp_path / "g", lambda: graphbolt(bolt.write(), tmp_path / "g", **TINY))
+    long = "author:" + "r" * 60 + ":paper"
     bolt.meta["tasks"].pop()
-    graphbolt(bolt.write(), tmp_path / "g", **TINY)
+    bolt.meta["tasks"][0]["train_set"] = [{"type": long, "data": [seeds]}]
+    notes = graphbolt(bolt.write(), tmp_path / "g", **TINY).notes
+    assert [
+        each for each in notes if each.startswith(f"train_set of type {long!r}: ") and "is left out: a field's name is" in each
+    ]
     with featstore.open(tmp_path / "g") as g:
         assert g["author"].node_data["test_edges:likes:paper"].tolist() == good.tolist()
 

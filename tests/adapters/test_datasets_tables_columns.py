@@ -107,9 +107,10 @@ def test_a_cell_of_text_among_numbers_is_named(tmp_path: Path) -> None:
             imported(tmp_path, path)
     imported(tmp_path, path, Column("v", fill=0), null_values=["abc"])
     assert stored(tmp_path)[29:].tolist() == [12, 0, 7]
-    path.write_text("s,t,v\n0,1,x\n1,0,y\n0,0,7\n")
-    with pytest.raises(TypeError, match=r"column 'v' has string, which no field stores; .*number texts first"):
-        imported(tmp_path, path)
+    for cells in ("x\n1,0,y\n0,0,7\n", "x\n0,1,y\n" + "1,1,\n" * 8):
+        path.write_text("s,t,v\n0,1," + cells)
+        with pytest.raises(TypeError, match=r"column 'v' has string, which no field stores; .*number texts first"):
+            imported(tmp_path, path)
 
 
 def test_decimals_and_text_name_a_remedy(tmp_path: Path) -> None:

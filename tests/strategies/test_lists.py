@@ -142,6 +142,7 @@ def test_a_few_lists_that_do_not_fit_cost_little(wide: SimpleNamespace, monkeypa
     read = []
     # Where single reads are dear, as they are measured at times, an epoch is drawn in passes, which read no lists one by one.
     monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: DriveSpeed(1e7, 1e9, 1e9))
+    monkeypatch.setattr("featstore.strategies.auto.WORTH_WAITING", 1.0)
     for room in (8 / 7 + 0.02, 8 / 7 - 0.02, 0.3):
         with featstore.open(wide.path, memory="64MiB", threads=1) as g:
             n_bytes = int(room * NeighborCache.whole_bytes(g.topology))

@@ -308,18 +308,18 @@ class _Metadata:
                 if ":" in str(kind) or (kind is None and len(seeds.shape) != 1):
                     key = self._edge_key(kind, nodes)
                     of, ends = key[0], (nodes[key[0]].n, nodes[key[2]].n)
-                    fields: dict[str, Rows] = {name_of_links(f"{split}_edges", key): CheckedIds(seeds, *ends)}
-                    fields |= {name_of_links(f"{split}_edge_{name}", key): rows for name, rows in others.items()}
+                    fields: list[tuple[str, Rows]] = [(name_of_links(f"{split}_edges", key), CheckedIds(seeds, *ends))]
+                    fields += [(name_of_links(f"{split}_edge_{name}", key), rows) for name, rows in others.items()]
                 else:
                     of = self._node_type(kind, nodes)
-                    fields = {f"{split}_idx": CheckedIds(seeds, nodes[of].n)}
+                    fields = [(f"{split}_idx", CheckedIds(seeds, nodes[of].n))]
                     if given := others.pop("labels", None):
                         if of not in labels:
                             labels[of] = _NodeLabels(spare, given, nodes[of].n)
                         labels[of].put(seeds, given)
-                    fields |= {f"{split}_{name}": rows for name, rows in others.items()}
-                for name, rows in fields.items():
-                    self._add_data(prefix + name, rows, nodes[of], f"{set_name} of type {kind!r}")
+                    fields += [(f"{split}_{name}", rows) for name, rows in others.items()]
+                for name, rows in fields:
+                    notes += self._add_data(prefix + name, rows, nodes[of], f"{set_name} of type {kind!r}")
         for of, each_labels in labels.items():
             nodes[of].add_labels(each_labels, f"{prefix}y")
         return notes
@@ -333,14 +333,16 @@ class _Metadata:
             found[name] = each
         return found
 
-    def _add_data(self, name: str, rows: Rows, nodes: FoundNodes, where: str) -> None:
+    def _add_data(self, name: str, rows: Rows, nodes: FoundNodes, where: str) -> list[str]:
+        """Add node data; return a note if it cannot have its name."""
         try:
             check_field_name(name)
         except ValueError as error:
-            raise self.error(f"{where}: {error}; the task's name is a part of it unless task= is given") from None
+            return [f"{where}: {rows.name} is left out: {error}"]
         if name in nodes.data:
             raise self.error(f"{where}: {name!r} is there twice")
         nodes.data[name] = rows
+        return []
 
 
 class _NodeLabels(Rows):

@@ -225,18 +225,18 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
 
 
 def _refuse_odd_cell(file: TableFile, column: str) -> None:
-    """Raise ValueError for the first cell near the top of a CSV file that is text, if most cells there are numbers."""
-    for block in file.blocks({column: pa.string()}):
-        cells = block.column(column)
-        odd = np.flatnonzero(~pc.match_substring_regex(cells, _NUMBER).fill_null(True).to_numpy(zero_copy_only=False))
-        if 0 < len(odd) <= len(cells) // 2:
-            row = int(odd[0])
-            raise ValueError(
-                f"{block.where(row)}: column {column!r} has {cells[row].as_py()!r:.80} there, and numbers elsewhere; "
-                "null_values=[…] names cells without a value (--null-values), and Column(…, fill=…) gives these one (--fill)"
-            )
-        if len(odd):
-            return
+    """Raise ValueError for the first cell of text near the top of a CSV file if most cells there are numbers."""
+    block = next(file.blocks({column: pa.string()}), None)
+    if block is None:
+        return
+    cells = block.column(column)
+    odd = np.flatnonzero(~pc.match_substring_regex(cells, _NUMBER).fill_null(True).to_numpy(zero_copy_only=False))
+    if 0 < len(odd) <= (len(cells) - cells.null_count) // 2:
+        row = int(odd[0])
+        raise ValueError(
+            f"{block.where(row)}: column {column!r} has {cells[row].as_py()!r:.80} there, and numbers elsewhere; "
+            "null_values=[…] names cells without a value (--null-values), and Column(…, fill=…) gives these one (--fill)"
+        )
 
 
 def _check_fill(name: str, fill: Any, dtype: np.dtype[Any]) -> None:
