@@ -179,6 +179,18 @@ class Registry(Generic[Plugin]):
 
         return decorate
 
+    def check_name(self, plugin: Plugin) -> str:
+        """Check that an instance's ``name`` is text; return the label of the instance, with which its errors begin.
+
+        PluginError: the name is not text, or reading it raised an error; see :func:`plugin_errors`.
+        """
+        label = f"{self.kind} {type(plugin).__module__}.{type(plugin).__qualname__}"
+        with plugin_errors(label, "name"):
+            name: Any = plugin.name  # type: ignore[attr-defined]
+        if not isinstance(name, str):
+            raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+        return label
+
     def _entry_points(self) -> dict[str, list[importlib.metadata.EntryPoint]]:
         found: dict[str, list[importlib.metadata.EntryPoint]] = {}
         for point in importlib.metadata.entry_points(group=self.group):

@@ -270,13 +270,7 @@ _NUMBERS = {"score_bytes": 0, "list_score_bytes": 0, "slot_bytes": 0, "groups": 
 
 def _checked(policy: Policy) -> Policy:
     """Check what a policy says of itself: a name that is text, and numbers; return the policy."""
-    label = f"policy {type(policy).__module__}.{type(policy).__qualname__}"
-    try:
-        name: Any = policy.name
-    except Exception as error:
-        raise PluginError(f"{label}: name raised {error_text(error)}") from error
-    if not isinstance(name, str):
-        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+    label = POLICIES.check_name(policy)
     for attribute, least in _NUMBERS.items():
         if not hasattr(type(policy), attribute):  # the policy is of another kind
             continue

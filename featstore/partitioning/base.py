@@ -20,7 +20,7 @@ from featstore.config import check_at_least
 from featstore.errors import ClosedError, FeatstoreError, OptionError, PluginError
 from featstore.gather.buffers import huge_array
 from featstore.progress import Progress
-from featstore.registry import Registry, error_text, plugin_errors, read_only
+from featstore.registry import Registry, error_text, read_only
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.crossedges import blocks_in
 from featstore.topology.listblocks import ListBlock
@@ -190,7 +190,8 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
     if isinstance(method, Partitioner):
         if given:
             raise OptionError(next(iter(given)), f"{method.name!r} was made with its options")
-        return _named(method)
+        PARTITIONERS.check_name(method)
+        return method
     if isinstance(method, str):
         cls = PARTITIONERS.find(method)
     elif isinstance(method, type) and issubclass(method, Partitioner):
@@ -207,21 +208,13 @@ def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict
     except (TypeError, ValueError) as error:
         raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error_text(error)}") from error
     try:
-        return _named(cls(**given))
+        made = cls(**given)
     except (FeatstoreError, ValueError, TypeError):
         raise  # the error of an option
     except Exception as error:
         raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error_text(error)}") from error
-
-
-def _named(partitioner: Partitioner) -> Partitioner:
-    """Check that a partitioner's name is text, as its parts are kept under it; return the partitioner."""
-    label = f"partitioner {type(partitioner).__module__}.{type(partitioner).__qualname__}"
-    with plugin_errors(label, "name"):
-        name: Any = partitioner.name
-    if not isinstance(name, str):
-        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
-    return partitioner
+    PARTITIONERS.check_name(made)
+    return made
 
 
 def options_of(cls: type[Partitioner]) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from featstore.errors import FeatstoreError, PluginError
-from featstore.registry import Registry, error_text, plugin_errors
+from featstore.registry import Registry, error_text
 from featstore.strategies.base import Strategy
 
 __all__ = ["available_strategies", "find_strategy", "get_strategy", "register_strategy"]
@@ -58,7 +58,7 @@ def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
         The argument is no name, strategy or strategy class.
     """
     if isinstance(strategy, Strategy):
-        return _named(strategy)
+        return _checked(strategy)
     if isinstance(strategy, str):
         cls = find_strategy(strategy)
     elif isinstance(strategy, type) and issubclass(strategy, Strategy):
@@ -72,16 +72,12 @@ def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
     except Exception as error:
         what = f"strategy {cls.__module__}.{cls.__qualname__} cannot be made with its defaults"
         raise PluginError(f"{what}: {error_text(error)}") from error
-    return _named(made)
+    return _checked(made)
 
 
-def _named(strategy: Strategy) -> Strategy:
-    """Check that a strategy's name is text, as messages and states need it; return the strategy."""
-    label = f"strategy {type(strategy).__module__}.{type(strategy).__qualname__}"
-    with plugin_errors(label, "name"):
-        name: Any = strategy.name
-    if not isinstance(name, str):
-        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+def _checked(strategy: Strategy) -> Strategy:
+    """Check what a strategy says of itself: a name that is text, as messages and states need it, and methods; return it."""
+    label = STRATEGIES.check_name(strategy)
     for method in ("run", "batches", "estimate", "foreseen"):
         if not callable(getattr(strategy, method)):
             raise PluginError(f"{label}: {method} must be a method, not a {type(getattr(strategy, method)).__name__}")

@@ -26,6 +26,7 @@ from featstore.cache.lru import LRU
 from featstore.errors import FeatstoreWarning, PluginError
 from featstore.partitioning import base as partitioners
 from featstore.strategies import registry as strategies
+from featstore.strategies.ondemand import OnDemand
 from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.refusing import refuses
 
@@ -127,18 +128,40 @@ def test_a_policy_that_cannot_be_made() -> None:
     refuses(PluginError, "Abstract", lambda: get_policy(Abstract))
 
 
-def test_a_name_is_text() -> None:
-    class Nameless(Rows):
-        name = None  # type: ignore[assignment]
+class OneNode(partitioners.Partitioner):
+    def assign(self, graph: Any) -> Any:
+        return np.zeros(graph.num_nodes, np.int32)
 
-    class Fails(Rows):
-        @property
-        def name(self) -> str:
-            raise LookupError("no name")
 
-    for wrong, message in ((Nameless, "Nameless: name must be text, not NoneType"), (Fails, "Fails: name raised LookupError")):
+def made_strategy(given: Any) -> Any:
+    return strategies.get_strategy(given)
+
+
+def made_partitioner(given: Any) -> Any:
+    return partitioners.get_partitioner(given, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "make"),
+    [("policy", Rows, get_policy), ("partitioner", OneNode, made_partitioner), ("strategy", OnDemand, made_strategy)],
+)
+def test_a_name_is_text(kind: str, base: type, make: Any) -> None:
+    def named(answer: Any) -> type:
+        def name(_: object) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return type("Wrong", (base,), {"name": property(name), "__module__": "mine"})
+
+    for wrong, error, message in (
+        (named(None), PluginError, f"^{kind} mine.Wrong: name must be text, not NoneType$"),
+        (named(LookupError("no name")), PluginError, f"^{kind} mine.Wrong: name raised LookupError: no name$"),
+        (named(PermissionError(13, "denied")), PermissionError, "denied"),  # of the system: no fault of the plug-in's
+    ):
         for given in (wrong, wrong()):
-            refuses(PluginError, message, lambda: get_policy(given))
+            refuses(error, message, lambda: make(given))
+    assert make(named("good")).name == "good"
 
 
 @pytest.mark.usefixtures("_program_server")
