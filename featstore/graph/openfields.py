@@ -162,14 +162,18 @@ class OpenFields:
         """List the fields of the graph's open views, which share its files."""
         return [each for each in self._views if not each._graph.closed]
 
+    def _adopt(self, catalog: Catalog, key: str, what: str) -> FieldRecord:
+        """Add the entry of a field that was just committed, which messages call ``what``, to the open commit; return it."""
+        path = self._graph.path
+        with opening_committed(f"{what} is in {path}, but opening it failed", path):
+            self._snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+        return self.catalog.fields[key]
+
     def adopt_feature(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
         """Open a feature that was just committed; BusyError if a loader has begun to use the replaced feature."""
         graph = self._graph
-        key, full = f"node/{of}/{name}", qualified(of, name)
         with graph.locked():
-            with opening_committed(f"the feature {full!r} is in {graph.path}, but opening it failed", graph.path):
-                self._snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
-            record = self.catalog.fields[key]
+            record = self._adopt(catalog, f"node/{of}/{name}", f"the feature {qualified(of, name)!r}")
             if graph.types.is_one:
                 graphs = (self, *self._of_views())
                 for store in [each._graph.columns[name] for each in graphs if name in each._graph.columns]:
@@ -216,11 +220,9 @@ class OpenFields:
 
     def adopt_data(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
         """Open node data that was just committed."""
-        graph = self._graph
-        key, full = f"node/{of}/{name}", qualified(of, name)
-        with graph.locked():
-            with opening_committed(f"the node data {full!r} is in {graph.path}, but opening it failed", graph.path):
-                self._snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+        full = qualified(of, name)
+        with self._graph.locked():
+            self._adopt(catalog, f"node/{of}/{name}", f"the node data {full!r}")
             self._list_data_anew(full)
 
     def forget_data(self, catalog: Catalog, name: str, of: str = ONE_NODE) -> None:
@@ -244,14 +246,13 @@ class OpenFields:
     def adopt_edge_feature(self, catalog: Catalog, name: str, of: EdgeKey) -> None:
         """Open a feature of edges that was just committed; BusyError if a loader has begun to use the one that it replaces."""
         graph = self._graph
-        key, full = f"edge/{edge_name(of)}/{name}", qualified(edge_name(of), name)
+        full = qualified(edge_name(of), name)
         with graph.locked():
-            with opening_committed(f"the edge feature {full!r} is in {graph.path}, but opening it failed", graph.path):
-                self._snapshot.adopt(catalog, key, catalog.names_of(catalog.fields[key]))
+            record = self._adopt(catalog, f"edge/{edge_name(of)}/{name}", f"the edge feature {full!r}")
             for each in (self, *self._of_views()):
                 if full in each._graph.edge_stores:
                     graph.drop_cache(each._graph.edge_stores[full])
-                each._open_edge_feature(of, self.catalog.fields[key])
+                each._open_edge_feature(of, record)
                 each._list_edge_features()
 
     def forget_edge_feature(self, catalog: Catalog, name: str, of: EdgeKey) -> None:

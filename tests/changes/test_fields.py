@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.errors import BusyError
+from featstore.errors import BusyError, CommittedError
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 
@@ -254,6 +255,32 @@ def test_another_writer_is_refused_and_another_dataset(tmp_path: Path) -> None:
             g.add_feature("z", X, progress=False)
         with pytest.raises(BusyError, match="open it again"):
             g.remove_feature("x")
+
+
+@pytest.mark.parametrize(
+    ("add", "what"),
+    [
+        (lambda g: g.add_feature("z", X, progress=False), "the feature 'z' is in "),
+        (lambda g: g.add_data("z", X, progress=False), "the node data 'z' is in "),
+        (lambda g: g.add_feature("z", np.arange(E), type=EDGE, progress=False), "the edge feature 'z' is in "),
+    ],
+)
+def test_a_field_that_is_there_but_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[[Any], Any], what: str
+) -> None:
+    make(tmp_path / "g")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with featstore.open(tmp_path / "g") as g:
+        with monkeypatch.context() as patch:
+            patch.setattr("featstore.graph.snapshot.open_file", full)
+            with pytest.raises(CommittedError, match=f"{what}.*g, but opening it failed: Too many open files"):
+                add(g)
+        assert "z" not in {*g.features, *g.node_data, *g.edge_features}
+    with featstore.open(tmp_path / "g") as g:
+        assert len({*g.features, *g.node_data, *g.edge_features}) == 4
 
 
 def test_two_handles_add_one_after_the_other(tmp_path: Path) -> None:
