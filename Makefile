@@ -25,7 +25,7 @@ TSAN   := build/tsan-tree
 # Those with threads; a process that forks them, or is watched by the tests, is another matter.
 TSAN_TESTS ?= tests/core tests/gather tests/cache/test_table.py tests/load/test_pipeline.py tests/load/test_loaders_at_once.py \
 	tests/load/test_loader.py tests/load/test_edges.py tests/load/test_overlap.py \
-	$(patsubst %,tests/storage/test_%.py,doublebuffer extents interrupted_reads queues reader scan sections writer) \
+	$(patsubst %,tests/storage/test_%.py,extents interrupted_reads queues reader scan sections writer) \
 	$(patsubst %,tests/strategies/test_%.py,packed streamed superbatch)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

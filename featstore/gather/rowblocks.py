@@ -15,9 +15,9 @@ import torch
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, size_class
+from featstore.gather.doublebuffer import double_buffer
 from featstore.gather.patchedrows import PatchedRows
 from featstore.gather.sources import RowSource, SourceRange
-from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
 from featstore.storage.rowfile import RowFile

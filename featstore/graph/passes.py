@@ -22,8 +22,8 @@ from featstore._core import aggregate as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.buffers import empty_tensor, huge_array
+from featstore.gather.doublebuffer import double_buffer
 from featstore.gather.patchedrows import PatchedRows
-from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.rowfile import RowFile
 from featstore.topology.edgelists import EdgeLists
 from featstore.topology.liststream import stream_bytes

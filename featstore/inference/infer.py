@@ -16,6 +16,7 @@ from featstore.creation.source import dtype_name, torch_dtype
 from featstore.creation.steps import FILES
 from featstore.errors import FeatstoreWarning, warn
 from featstore.gather.device import check_device
+from featstore.gather.doublebuffer import double_buffer
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.derive.aggregate import files_of, generous, room_in
 from featstore.graph.derive.making import check_new_feature
@@ -26,7 +27,6 @@ from featstore.inference.gathered import WholeBlock, whole_block, whole_blocks
 from featstore.inference.layers import Aggregate, Layer, TypedLayer, checked, digest_of_weights, forms_of, training_module
 from featstore.inference.output import LayerCosts, Output
 from featstore.ranks import Meeting
-from featstore.storage.doublebuffer import double_buffer
 from featstore.topology.types import ONE_EDGE, ONE_NODE, NodeType, qualified
 
 __all__ = ["Run", "infer", "run_layers"]

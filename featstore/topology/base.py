@@ -13,9 +13,9 @@ from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError
 from featstore.gather.buffers import huge_array, taking_pages
+from featstore.gather.doublebuffer import double_buffer
 from featstore.lazy import lazy
 from featstore.registry import read_only
-from featstore.storage.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import SCAN_BYTES, scan_words

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
-from featstore.storage.doublebuffer import double_buffer
+from featstore.gather.doublebuffer import double_buffer
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.storage.rowfile import RowFile

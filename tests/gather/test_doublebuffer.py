@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from featstore.storage.doublebuffer import double_buffer
+from featstore.gather.doublebuffer import double_buffer
 
 Rows = npt.NDArray[np.uint8]
 
