@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,8 @@ import numpy.typing as npt
 from featstore._core.descriptor import open_fd
 from featstore._core.pairs import divide
 from featstore._core.pairs import sort_keys as radix_sort
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pread_exactly, pwrite_all
+from featstore.storage.calls import close_quietly, fsync_fd
+from featstore.storage.spill import SpillFile, SpillFiles
 
 __all__ = ["PairSorter", "sort_keys", "sort_pairs"]
 
@@ -81,13 +81,16 @@ def _sorted(key: Int64s, low: int, high: int) -> Int64s:
 
 @dataclass
 class _Bucket:
-    """A spill file: pairs whose destination, or for one destination whose source, lies in ``[low, high)``."""
+    """The file of pairs whose destination, or for one destination whose source, lies in ``[low, high)``."""
 
-    path: str
+    file: SpillFile
     low: int
     high: int
     dst: int | None
-    n_pairs: int = 0
+
+    @property
+    def n_pairs(self) -> int:
+        return self.file.n_written
 
 
 class PairSorter:
@@ -120,7 +123,7 @@ class PairSorter:
         self._held: list[npt.NDArray[Any]] = []
         self._n_held = 0
         self._spill: list[_Bucket] = []
-        self._paths: set[str] = set()  # of files that are removed here; those of keep() are not
+        self._own: set[SpillFile] = set()  # those that are removed here, unlike those of keep()
         self.bytes_spilled = 0
 
     def add(self, dst: Int64s, src: Int64s, first_edge: int = 0) -> None:
@@ -162,21 +165,22 @@ class PairSorter:
         if not spilled:
             return None
         for bucket in spilled:
-            fd = open_fd(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_fd(bucket.file.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                fsync_fd(fd, bucket.path)
+                fsync_fd(fd, bucket.file.path)
             finally:
                 close_quietly(fd)
-        self._paths.difference_update(bucket.path for bucket in spilled)
+        self._own.difference_update(bucket.file for bucket in spilled)
         return {
-            "files": [os.path.basename(bucket.path) for bucket in spilled],
+            "files": [os.path.basename(bucket.file.path) for bucket in spilled],
             "ranges": [[bucket.low, bucket.high, bucket.n_pairs] for bucket in spilled],
         }
 
     def go_on(self, kept: Mapping[str, Any]) -> None:
         """Go on with what another sorter of such pairs has kept, in place of adding them; its memory may have been another."""
         for name, (low, high, n_pairs) in zip(kept["files"], kept["ranges"], strict=True):
-            self._spill.append(_Bucket(os.path.join(self._directory, name), low, high, None, n_pairs))
+            file = SpillFile(os.path.join(self._directory, name), self._dtype, n_pairs)
+            self._spill.append(_Bucket(file, low, high, None))
 
     def _columns(self, pairs: npt.NDArray[Any]) -> tuple[Int64s, Int64s, Int64s | None]:
         edges = pairs["edge"].astype(np.int64) if self._numbers else None
@@ -185,9 +189,9 @@ class PairSorter:
     def _cut(self, low: int, high: int, dst: int | None) -> list[_Bucket]:
         """Cut a range into buckets of equal width."""
         width = -(-(high - low) // _FAN_OUT)
-        stem = os.path.join(self._directory, f"spill-{uuid.uuid4().hex}")
-        starts = enumerate(range(low, high, width))
-        return [_Bucket(f"{stem}-{index}.tmp", start, min(start + width, high), dst) for index, start in starts]
+        starts = range(low, high, width)
+        files = SpillFiles(self._directory, self._dtype, len(starts))
+        return [_Bucket(file, start, min(start + width, high), dst) for file, start in zip(files, starts, strict=True)]
 
     def _scatter(self, spill: list[_Bucket], pairs: npt.NDArray[Any]) -> None:
         first, begins, divided = spill[0], np.empty(len(spill), np.int64), np.empty_like(pairs)
@@ -205,37 +209,19 @@ class PairSorter:
         )
         for bucket, begin, end in zip(spill, begins.tolist(), [*begins[1:].tolist(), len(pairs)], strict=True):
             if end > begin:
-                self._append(bucket, divided[begin:end])
-
-    def _append(self, bucket: _Bucket, pairs: npt.NDArray[Any]) -> None:
-        # Opened for each write: hundreds of open descriptors would exceed the limit of open files.
-        self._paths.add(bucket.path)
-        fd = open_fd(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            pwrite_all(fd, pairs.view(np.uint8).data, bucket.n_pairs * self._dtype.itemsize, bucket.path)
-        finally:
-            close_fd(fd, bucket.path)
-        bucket.n_pairs += len(pairs)
+                self._own.add(bucket.file)
+                bucket.file.append(divided[begin:end])
         self.bytes_spilled += pairs.nbytes
-
-    def _read(self, bucket: _Bucket, first: int, n: int) -> npt.NDArray[Any]:
-        pair_bytes = self._dtype.itemsize
-        fd = open_fd(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
-        finally:
-            close_quietly(fd)
-        return np.frombuffer(data, dtype=self._dtype)
 
     def _drain(self, spill: list[_Bucket]) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
         for bucket in spill:
             if not bucket.n_pairs:
                 continue
             if bucket.n_pairs <= self._cap:
-                pairs = self._read(bucket, 0, bucket.n_pairs)
+                pairs = bucket.file.take(bucket.n_pairs)
                 dst, src, edges = self._columns(pairs)
                 del pairs
-                self._remove(bucket.path)
+                self._remove(bucket.file)
                 low, high = (bucket.low, bucket.high) if bucket.dst is None else (bucket.dst, bucket.dst + 1)
                 yield sort_pairs(dst, src, low, high, self.n, edges)
                 continue
@@ -250,25 +236,25 @@ class PairSorter:
         else:
             for first in range(0, bucket.n_pairs, self._cap):
                 n = min(self._cap, bucket.n_pairs - first)
-                edges = self._columns(self._read(bucket, first, n))[2] if self._numbers else None
+                edges = self._columns(bucket.file.take(n))[2] if self._numbers else None
                 yield np.full(n, bucket.dst, np.int64), np.full(n, bucket.low, np.int64), edges
-            self._remove(bucket.path)
+            self._remove(bucket.file)
             return
         for first in range(0, bucket.n_pairs, self.block_pairs):
-            self._scatter(finer, self._read(bucket, first, min(self.block_pairs, bucket.n_pairs - first)))
-        self._remove(bucket.path)
+            self._scatter(finer, bucket.file.take(min(self.block_pairs, bucket.n_pairs - first)))
+        self._remove(bucket.file)
         yield from self._drain(finer)
 
-    def _remove(self, path: str) -> None:
-        if path in self._paths:
-            os.unlink(path)
-            self._paths.discard(path)
+    def _remove(self, file: SpillFile) -> None:
+        if file in self._own:
+            file.remove()
+            self._own.discard(file)
 
     def close(self) -> None:
         self._held = []
-        while self._paths:
+        while self._own:
             with contextlib.suppress(OSError):
-                os.unlink(self._paths.pop())
+                self._own.pop().remove()
 
     def __enter__(self) -> PairSorter:
         return self

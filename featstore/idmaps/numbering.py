@@ -6,21 +6,17 @@ twice: :meth:`SpilledNumbers.collect` takes their hashes once, and then :meth:`S
 
 from __future__ import annotations
 
-import contextlib
-import os
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.descriptor import open_fd
 from featstore._core.distinct import Ranks
 from featstore._core.names import fill_slots, number_keys
 from featstore.config import format_size
 from featstore.errors import BudgetError
-from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
+from featstore.storage.spill import SpillFiles
 
 __all__ = ["MemoryNumbers", "Numbers", "Room", "SpilledNumbers", "TableFullError"]
 
@@ -126,45 +122,6 @@ class MemoryNumbers:
             yield hashes[some], some
 
 
-class _Spill:
-    """Records divided among files, which are appended to and read in blocks."""
-
-    def __init__(self, directory: str, dtype: np.dtype[np.void], n: int) -> None:
-        stem = os.path.join(directory, f"spill-{uuid.uuid4().hex}")
-        self._paths = [f"{stem}-{number}.tmp" for number in range(n)]
-        self._dtype = dtype
-        self.counts = [0] * n
-
-    def append(self, number: int, records: npt.NDArray[np.void]) -> None:
-        path = self._paths[number]
-        # Opened for each write: hundreds of open descriptors would exceed the limit of open files.
-        fd = open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            pwrite_all(fd, records.view(np.uint8).data, self.counts[number] * self._dtype.itemsize, path)
-        finally:
-            close_fd(fd, path)
-        self.counts[number] += len(records)
-
-    def blocks(self, number: int, step: int) -> Iterator[npt.NDArray[np.void]]:
-        """Yield the records of a file, and remove it."""
-        path, width = self._paths[number], self._dtype.itemsize
-        if not self.counts[number]:
-            return
-        fd = open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for first in range(0, self.counts[number], step):
-                n = min(step, self.counts[number] - first)
-                yield np.frombuffer(pread_exactly(fd, n * width, first * width, path), self._dtype)
-        finally:
-            close_quietly(fd)
-        os.unlink(path)
-
-    def close(self) -> None:
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
 class SpilledNumbers:
     """Numbers through files in ``directory``, of 24 bytes a name that is given, and then 32 to 48; a context manager.
 
@@ -178,8 +135,8 @@ class SpilledNumbers:
         self._memory = memory
         self._total = 0
         self._step = max(1 << 10, memory // 256)
-        self._records = _Spill(directory, _RECORD, _PARTITIONS)
-        self._firsts = _Spill(directory, _FIRST, _PARTITIONS)
+        self._records = SpillFiles(directory, _RECORD, _PARTITIONS)
+        self._firsts = SpillFiles(directory, _FIRST, _PARTITIONS)
         self._sorted: Iterator[tuple[Int64s, Int64s, Int64s | None]] = iter(())
         self._rest: Int64s = np.empty(0, np.int64)
         self._done = 0
@@ -198,7 +155,7 @@ class SpilledNumbers:
             records, start = records[order], 0
             for each, end in enumerate(ends):
                 if end > start:
-                    self._records.append(each, records[start:end])
+                    self._records[each].append(records[start:end])
                     start = end
             self._total += len(some)
 
@@ -221,11 +178,11 @@ class SpilledNumbers:
                 f"numbering {self._total} names of nodes through files takes {format_size(8 * words)} for a bitmap", 32 * words
             )
         ranks = Ranks(np.zeros(words, np.uint64), self._total)
-        for number in range(_PARTITIONS):
-            if not self._records.counts[number]:
+        for of_hash, firsts_of_hash in zip(self._records, self._firsts, strict=True):
+            if not of_hash.n_written:
                 continue
             table, first_at = MemoryNumbers(Room(self._memory // 4)), np.empty(_LEAST_ROOM, np.int64)
-            for records in self._records.blocks(number, self._step):
+            for records in of_hash.drain(self._step):
                 at = records["at"].astype(np.int64)
                 before = table.n
                 try:
@@ -242,7 +199,7 @@ class SpilledNumbers:
                 firsts["hash"], firsts["first"] = records["hashes"][new, 0], at[new]
                 if len(new):
                     ranks.mark(at[new])
-                    self._firsts.append(number, firsts)
+                    firsts_of_hash.append(firsts)
         self._ranks = ranks
         ranks.number()
         self._sorted = pairs()
@@ -275,8 +232,8 @@ class SpilledNumbers:
     def sorted_hashes(self, n: int) -> Iterator[tuple[UInt64s, Int64s]]:
         """See :class:`Numbers`."""
         assert self._ranks is not None
-        for number in range(_PARTITIONS):
-            blocks = list(self._firsts.blocks(number, self._step))
+        for file in self._firsts:
+            blocks = list(file.drain(self._step))
             if not blocks:
                 continue
             firsts = np.concatenate(blocks)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.descriptor import open_fd
 from featstore.budget import Budget
 from featstore.config import format_size
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
-from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import RowLayout
 from featstore.storage.rundir import RunDirectory, free_share, runs_directory
+from featstore.storage.spill import SpillFiles
 from featstore.storage.writer import RowFileWriter
 from featstore.topology.edgeids import EdgeIds
 from featstore.topology.types import EdgeType
@@ -120,23 +117,23 @@ class OrderedWeights:
         """Yield the weights in the order of the lists."""
         n, n_rows, n_ids, n_parts = self._kind.n_edges, memory.n_rows, memory.n_ids, memory.n_parts
         folder = self._runs.path
-        with _Parted(folder, n_parts, numbers.dtype) as ids_of_part, _Parted(folder, n_parts, self._dtype) as found:
+        with SpillFiles(folder, numbers.dtype, n_parts) as ids_of_part, SpillFiles(folder, self._dtype, n_parts) as found:
             if n_parts > 1:
                 for ids in self._numbers(numbers, n_ids):
                     for part, at in _parts(ids, n_rows, n_parts):
-                        ids_of_part.append(part, ids[at])
+                        ids_of_part[part].append(ids[at])
             for part in range(n_parts):
                 rows = self._rows(store, part * n_rows, min(n, (part + 1) * n_rows))
                 if n_parts == 1:
                     for ids in self._numbers(numbers, n_ids):
                         yield rows[ids]
                     return
-                for ids in ids_of_part.blocks(part, n_ids):
-                    found.append(part, rows[ids - part * n_rows])
+                for ids in ids_of_part[part].drain(n_ids):
+                    found[part].append(rows[ids - part * n_rows])
             for ids in self._numbers(numbers, n_ids):
                 weights = np.empty(len(ids), self._dtype)
                 for part, at in _parts(ids, n_rows, n_parts):
-                    weights[at] = found.take(part, len(at))
+                    weights[at] = found[part].take(len(at))
                 yield weights
 
     def _rows(self, store: FeatureStore, first: int, stop: int) -> npt.NDArray[Any]:
@@ -201,50 +198,3 @@ def _parts(ids: npt.NDArray[Any], n_rows: int, n_parts: int) -> Iterator[tuple[i
         end = begin + int(counts[number])
         yield number, order[begin:end]
         begin = end
-
-
-class _Parted:
-    """Values divided among files of a folder, one a part, which are read in the order in which they were written."""
-
-    def __init__(self, folder: str, n_parts: int, dtype: np.dtype[Any]) -> None:
-        stem = os.path.join(folder, uuid.uuid4().hex)
-        self._paths = [f"{stem}-{number}.tmp" for number in range(n_parts)]
-        self._dtype = dtype
-        self._n_written, self._n_read = [0] * n_parts, [0] * n_parts
-
-    def append(self, part: int, values: npt.NDArray[Any]) -> None:
-        path = self._paths[part]
-        # Opened for each write: thousands of open descriptors would exceed the limit of open files.
-        fd = open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
-            pwrite_all(fd, data, self._n_written[part] * self._dtype.itemsize, path)
-        finally:
-            close_fd(fd, path)
-        self._n_written[part] += len(values)
-
-    def take(self, part: int, n: int) -> npt.NDArray[Any]:
-        """Read the next ``n`` values of a part."""
-        path, width = self._paths[part], self._dtype.itemsize
-        fd = open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = pread_exactly(fd, n * width, self._n_read[part] * width, path)
-        finally:
-            close_quietly(fd)
-        self._n_read[part] += n
-        return np.frombuffer(data, self._dtype)
-
-    def blocks(self, part: int, n: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the values of a part, ``n`` at a time, and remove its file."""
-        while left := self._n_written[part] - self._n_read[part]:
-            yield self.take(part, min(n, left))
-        if self._n_written[part]:
-            os.unlink(self._paths[part])
-
-    def __enter__(self) -> _Parted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from featstore.creation.extsort import PairSorter
 from featstore.errors import BudgetError
-from featstore.idmaps import numbering
 from featstore.idmaps.keys import TextKeys
 from featstore.idmaps.numbering import MemoryNumbers, Numbers, Room, SpilledNumbers, TableFullError
 
@@ -95,16 +93,3 @@ def test_too_little_memory_is_named(tmp_path: Path) -> None:
         with PairSorter(numbers.total, 1 << 20, tmp_path) as sorter, pytest.raises(BudgetError, match="for a bitmap"):
             numbers.number(sorter.add, sorter.sorted)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_write_that_fails_late_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Some file systems report it when the file is closed."""
-
-    def close_fd(fd: int, path: str) -> None:
-        raise OSError(errno.EIO, "Input/output error", path)
-
-    monkeypatch.setattr(numbering, "close_fd", close_fd)
-    spill = numbering._Spill(str(tmp_path), np.dtype([("n", "<i8")]), 2)
-    with pytest.raises(OSError, match="Input/output error") as raised:
-        spill.append(1, np.zeros(3, [("n", "<i8")]))
-    assert raised.value.filename.endswith("-1.tmp")
