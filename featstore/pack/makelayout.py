@@ -36,9 +36,9 @@ from featstore.pack.segments import Stored
 from featstore.pack.tables import TABLES, TierTables
 from featstore.pack.tiers import ScoresOf, Sizes, make_tables
 from featstore.progress import Progress, note
-from featstore.storage.calls import CANNOT_WRITE, remove_tree
+from featstore.storage.calls import NO_SPACE, remove_tree
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
-from featstore.storage.lock import WITHOUT_LOCKS, WRITER_LOCK, FileLock
+from featstore.storage.lock import CANNOT_CHANGE, WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskQuota
@@ -147,7 +147,7 @@ def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], t
     try:
         lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
     except OSError as error:
-        if isinstance(error, BusyError) or error.errno in CANNOT_WRITE | WITHOUT_LOCKS:
+        if isinstance(error, BusyError) or error.errno in CANNOT_CHANGE:
             return
         raise
     with lock:
@@ -199,7 +199,7 @@ def _make_whole(job: _Job, target: str) -> None:
     except OSError as error:
         remove_tree(folder, quiet=True)
         job.disk.give(job.disk.used - before)
-        if not goes_on or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not goes_on or error.errno not in NO_SPACE:
             raise
         _make_whole(job, target)  # the earlier call had more disk; a smaller layout may fit now
     except BaseException:

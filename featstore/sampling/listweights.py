@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import weakref
@@ -25,8 +24,7 @@ from featstore.graph.feature import FeatureStore
 from featstore.sampling.orderedweights import OrderedWeights
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
-from featstore.storage.calls import CANNOT_WRITE
-from featstore.storage.lock import WITHOUT_LOCKS
+from featstore.storage.rundir import has_no_room
 from featstore.topology.base import Topology, huge_bytes
 from featstore.topology.types import EdgeKey, EdgeType, edge_name, qualified
 
@@ -45,9 +43,6 @@ _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and i
 _COLUMN_BYTES = 8
 _READ_FRACTION = 1 / 64  # of the budget, for what is read at once
 _KEPT_FRACTION = 1 / 2  # of what is left: weights are kept in memory if they take no more
-
-# Errors of a place that has no room for a run file, or can have none.
-_NO_ROOM = CANNOT_WRITE | WITHOUT_LOCKS | {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR}
 
 _SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
 
@@ -194,7 +189,7 @@ class ListWeights:
                     self._ordered[at] = OrderedWeights(self._g, each.store, each.kind, numbers)
             self._may_order = False
         except (BudgetError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+            if isinstance(error, OSError) and not has_no_room(error):
                 raise
             self._may_order = False
             warn(

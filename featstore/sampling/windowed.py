@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import threading
@@ -22,6 +21,7 @@ from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.window import EpochWindow, Seeds, drawn_bytes, has_places, is_wide, least_bytes
+from featstore.storage.calls import NO_SPACE
 from featstore.storage.rundir import DiskQuota, RunDirectory, finalize_here, free_share
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class WindowedBatches:
         plan = self._plan
         if plan is None or plan.size == 1 or not isinstance(self._sampler.window, str):
             return False
-        if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        if not (isinstance(error, OSError) and error.errno in NO_SPACE):
             return False
         self._plan = replace(plan, size=plan.size // 2)
         return True

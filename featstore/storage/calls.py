@@ -15,6 +15,7 @@ from featstore.errors import CorruptionError, FormatError
 
 __all__ = [
     "CANNOT_WRITE",
+    "NO_SPACE",
     "check_length",
     "close_fd",
     "close_quietly",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 CANNOT_WRITE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})  # errors of a place where nothing may be written
-
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a drive that is full, or of a quota or disk budget that is
 
 MOST_NAME_BYTES: Final = 255  # of most file systems
 MOST_PATH_BYTES: Final = 4095  # of a system call

@@ -9,7 +9,6 @@ lock is released.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import time
@@ -18,7 +17,7 @@ from typing import Final, TypeVar
 
 from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError, FormatError
-from featstore.storage.calls import close_quietly, naming, open_regular, remove_tree
+from featstore.storage.calls import NO_SPACE, close_quietly, naming, open_regular, remove_tree
 from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 from featstore.storage.stripes import remove_stripes
@@ -207,7 +206,7 @@ def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
             return False
         except OSError as error:
             # A full drive may have no room for a lock file. Where there is none, no reader has locked it.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.path.lexists(name):
+            if error.errno not in NO_SPACE or os.path.lexists(name):
                 continue
         try:
             with contextlib.suppress(OSError):  # raised by a stripe

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from featstore.errors import BusyError
-from featstore.storage.calls import CANNOT_WRITE
+from featstore.storage.calls import NO_SPACE
 from featstore.storage.catalog import current_catalog
-from featstore.storage.lock import WITHOUT_LOCKS
+from featstore.storage.lock import CANNOT_CHANGE
 from featstore.storage.update import Update
 
 __all__ = ["MOST_AGE_S", "SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
@@ -30,7 +29,7 @@ def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
     except BusyError:
         pass  # the rates are measured again next time
     except OSError as error:
-        if error.errno not in CANNOT_WRITE | WITHOUT_LOCKS | {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno not in CANNOT_CHANGE | NO_SPACE:
             raise
 
 

@@ -18,16 +18,17 @@ from typing import Final
 
 from featstore._core.descriptor import open_fd
 from featstore.errors import BusyError
-from featstore.storage.calls import close_quietly, flock_fd
+from featstore.storage.calls import CANNOT_WRITE, close_quietly, flock_fd
 
-__all__ = ["OPENING_LOCK", "READERS_LOCK", "WITHOUT_LOCKS", "WRITER_LOCK", "FileLock", "lock_directory"]
+__all__ = ["CANNOT_CHANGE", "OPENING_LOCK", "READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
 
 WRITER_LOCK = "writer.lock"
 READERS_LOCK = "readers.lock"
 OPENING_LOCK = "opening.lock"
 
 # Errors of a file system without locks, such as some network file systems.
-WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+_WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+CANNOT_CHANGE: Final = CANNOT_WRITE | _WITHOUT_LOCKS  # errors of a place where nothing can be changed under an exclusive lock
 
 
 class FileLock:
@@ -79,7 +80,7 @@ class FileLock:
                 time.sleep(0.01)
         except OSError as error:
             close_quietly(fd)
-            if exclusive or isinstance(error, BusyError) or error.errno not in WITHOUT_LOCKS:
+            if exclusive or isinstance(error, BusyError) or error.errno not in _WITHOUT_LOCKS:
                 raise
             return
         except BaseException:

@@ -16,11 +16,20 @@ from typing import Any
 from featstore._core.descriptor import open_fd
 from featstore.config import format_size, local_ranks, user_path
 from featstore.errors import BusyError
-from featstore.storage.calls import CANNOT_WRITE, check_length, close_quietly, remove_tree
-from featstore.storage.lock import FileLock
+from featstore.storage.calls import CANNOT_WRITE, NO_SPACE, check_length, close_quietly, remove_tree
+from featstore.storage.lock import CANNOT_CHANGE, FileLock
 from featstore.storage.writer import free_bytes
 
-__all__ = ["DiskQuota", "RunDirectory", "cannot_hold_runs", "finalize_here", "free_share", "remove_file", "runs_directory"]
+__all__ = [
+    "DiskQuota",
+    "RunDirectory",
+    "cannot_hold_runs",
+    "finalize_here",
+    "free_share",
+    "has_no_room",
+    "remove_file",
+    "runs_directory",
+]
 
 LOCK_NAME = "owner.lock"
 MADE = ".made-by-featstore"  # marks a parent that was made for run directories, and is removed with the last of them
@@ -80,6 +89,15 @@ def remove_file(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# Errors of a place that has no room for run files, or can have none: its path is too long, or is a file's, or leads through one.
+_NO_ROOM = CANNOT_CHANGE | NO_SPACE | {errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR}
+
+
+def has_no_room(error: OSError) -> bool:
+    """Tell whether an error means that a place has no room for run files, or can have none; a drive may fail otherwise."""
+    return error.errno in _NO_ROOM
 
 
 def cannot_hold_runs(error: OSError, directory: str) -> OSError:

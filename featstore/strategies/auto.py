@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +28,9 @@ from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
 from featstore.plan.trace import Trace
 from featstore.sampling.sampledbatches import SampledBatches
-from featstore.storage.calls import CANNOT_WRITE
+from featstore.storage.calls import NO_SPACE
 from featstore.storage.drive import drive_speed
+from featstore.storage.rundir import has_no_room
 from featstore.storage.writer import is_drive_full
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.context import Chosen, Context
@@ -275,11 +275,11 @@ def decide(
         _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}' or more")
         return _default(context, planning, capacity, pack_rows, f"no memory to estimate: {error}")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             reason, more = f"no disk to estimate: {error.strerror}", "run_dir=, a directory on a drive with more room"
             if planning.disk is not None and not is_drive_full(error):
                 more = f"disk='{at_least(_profile_disk(context))}' or more"
-        elif error.errno in CANNOT_WRITE and options.get("run_dir") is None:
+        elif has_no_room(error) and options.get("run_dir") is None:
             reason, more = f"no disk to estimate: {error}", "run_dir=, a directory where run files can be written"
         else:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
 
 from featstore.cache.base import get_policy
@@ -10,6 +9,7 @@ from featstore.errors import BudgetError
 from featstore.estimate.choice import observe
 from featstore.estimate.length import Planning
 from featstore.estimate.misses import UNKNOWN, MissCurves
+from featstore.storage.calls import NO_SPACE
 from featstore.strategies.caches import size_caches
 from featstore.strategies.context import Context
 from featstore.strategies.memory import Memory
@@ -61,6 +61,6 @@ def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree
             profile.close()
         if isinstance(error, BudgetError):
             return None, UNKNOWN, f"no memory: {error}"
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             return None, UNKNOWN, f"no disk: {error.strerror}"
         raise

@@ -192,6 +192,28 @@ def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleName
         assert not list(Path(f"{small.path}.runs").glob("*"))
 
 
+def test_windows_that_do_not_fit_the_drive_or_a_quota_of_it_are_halved(
+    small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with featstore.open(small.path, memory="16MiB", threads=1) as g:
+        batches = batches_of(small.train_idx, 10)
+        expected = NeighborSampler(g, [5, 5]).sample(torch.from_numpy(batches[0]))
+        codes = [errno.ENOSPC, errno.EDQUOT]
+        draw = EpochWindow.draw
+
+        def full(self: EpochWindow) -> None:
+            if codes:
+                code = codes.pop(0)
+                raise OSError(code, os.strerror(code))
+            draw(self)
+
+        monkeypatch.setattr(EpochWindow, "draw", full)
+        with closing(windowed(EpochSampler(g, [5, 5], window="auto"), batches)) as taken:
+            size = taken._divide().size
+            assert same(taken.sample(0), expected)
+            assert taken._plan.size == size // 4
+
+
 def test_too_little_memory_names_the_least(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         batches = batches_of(small.train_idx, 10)

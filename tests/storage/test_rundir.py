@@ -19,7 +19,7 @@ from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import SampledBatch
 from featstore.storage import rundir
-from featstore.storage.rundir import DiskQuota, RunDirectory
+from featstore.storage.rundir import DiskQuota, RunDirectory, has_no_room
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped
 from tests.support.refusing import refuses
@@ -274,6 +274,26 @@ def test_a_parent_is_not_left_where_nothing_can_be_made_in_it(tmp_path: Path, mo
             patched.setattr(rundir, name, full)
             refuses(OSError, "No space", lambda: RunDirectory(tmp_path / "runs"))
         assert os.listdir(tmp_path) == []
+
+
+def test_places_without_room_are_told_from_what_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for parent in (tmp_path / "file", tmp_path / "file" / "runs", tmp_path / ("x" * 256)):
+        assert has_no_room(refuses(OSError, "", lambda: RunDirectory(parent)).value)
+    with pytest.raises(OSError, match="disk budget") as full:
+        DiskQuota(10).take(11, "run-1")
+    assert has_no_room(full.value)
+
+    def fails(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(rundir, "_sweep", fails)
+    no_room = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOLCK", "EOPNOTSUPP", "ENOSYS")
+    for name in (*no_room, "EIO", "EMFILE", "ENOMEM", "EBADF"):
+        code = getattr(errno, name)
+        assert has_no_room(refuses(OSError, os.strerror(code), lambda: RunDirectory(tmp_path / "runs")).value) == (
+            name in no_room
+        )
 
 
 @pytest.mark.parametrize("how", ["gone before", "gone meanwhile", "held"])

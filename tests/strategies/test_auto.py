@@ -205,8 +205,8 @@ def test_where_no_run_files_can_be_made_auto_reads_on_demand_and_others_say_so(
     assert all(path.is_symlink() or not list(path.iterdir()) for path in read_only.iterdir())
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_on_a_full_drive_auto_reads_on_demand(data: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.ENOLCK, errno.ENAMETOOLONG])
+def test_where_no_run_files_have_room_auto_reads_on_demand(data: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(code, os.strerror(code), "run-1")
 

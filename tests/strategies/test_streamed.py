@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import warnings
@@ -77,6 +78,21 @@ def test_a_look_ahead_that_failed_is_said(dataset: Path, disk: str) -> None:
         with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
             said = loader.stats()["superbatch"].get("not_looked", "")
             assert said.startswith("no disk: ") == (disk == "8KB")
+
+
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_look_ahead_on_a_full_drive_is_said(dataset: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code), "run-1")
+
+    monkeypatch.setattr("featstore.strategies.lookahead.Profile", full)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "feature_cache": 0.1}
+        with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
+            assert loader.stats()["superbatch"]["not_looked"] == f"no disk: {os.strerror(code)}"
+            assert sum(1 for _ in loader) == len(loader)
 
 
 def test_disk_budget(dataset: Path, tmp_path: Path) -> None:
