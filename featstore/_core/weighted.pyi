@@ -12,17 +12,36 @@ _Doubles = npt.NDArray[np.float64]
 
 LONGEST: int
 
+def sparse_trials(fanout: int, replace: bool) -> int: ...
 def turn(
     hops: Hops,
     begin: int,
     n_dst: int,
     fanout: int,
+    replace: bool,
+    key: int,
     all_positive: bool,
     starts: _Int64s,
     room: int,
     first: _Int64s,
     positions: _Int64s,
+    n_trials: int = 0,
 ) -> tuple[int, int]: ...
+def lacking(
+    hops: Hops,
+    begin: int,
+    end: int,
+    fanout: int,
+    replace: bool,
+    key: int,
+    columns: _Doubles,
+    first: _Int64s,
+    room: int,
+    n_trials: int,
+) -> tuple[int, int]: ...
+def place_lacking(
+    hops: Hops, begin: int, end: int, n_columns: int, starts: _Int64s, first: _Int64s, positions: _Int64s
+) -> None: ...
 def draw(
     hops: Hops,
     begin: int,
@@ -36,6 +55,7 @@ def draw(
     dst: _Int64s,
     n_edges: int,
     scratch: _Int64s,
+    n_trials: int = 0,
     level: int = 2,
 ) -> tuple[int, int]: ...
 def first_bad_weight(weights: _Doubles) -> tuple[int, int]: ...

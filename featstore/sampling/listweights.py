@@ -21,7 +21,7 @@ from featstore.config import listed
 from featstore.errors import BudgetError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
-from featstore.sampling.orderedweights import OrderedWeights
+from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
 from featstore.storage.rundir import has_no_room
@@ -40,11 +40,19 @@ _NO_WEIGHTS = np.zeros(0, np.float64)
 _PIECE = 1 << 16  # lists, or edge ids, at once
 _LEAST, _MOST = 1 << 14, 1 << 20  # edges whose weights are read at once, but for a longer list
 _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and its column
-_COLUMN_BYTES = 8
-_READ_FRACTION = 1 / 64  # of the budget, for what is read at once
+_READ_FRACTION = 1 / 16  # of the budget, for what is read at once
 _KEPT_FRACTION = 1 / 2  # of what is left: weights are kept in memory if they take no more
 
+_MAKING = threading.Lock()  # one set of weights at a time, so that threads which make samplers share them
 _SHARED: weakref.WeakValueDictionary[tuple[int, str, tuple[EdgeKey, ...]], ListWeights] = weakref.WeakValueDictionary()
+
+
+def _after_fork() -> None:
+    global _MAKING
+    _MAKING = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -84,10 +92,10 @@ class ListWeights:
     The feature is read once, in sequence, to check it. Draws read columns that are made of the weights of a list
     (``kernels/weighted.h``), 8 bytes an edge. The columns of all lists are kept in memory, on loan, if they take at most half of
     what is left of the budget. Edges that were not given in the order of the lists then take a pass over their numbers for each
-    part of the weights that fits a quarter of what is left. Otherwise weights are read of whole lists, for every hop: of edges in
-    another order from a run file that has them in the order of the lists (:class:`OrderedWeights`), made with the first sampler,
-    or at the first draw after the budget took the memory back. Where it cannot be made, for lack of disk or memory, weights are
-    read by the numbers of their edges, and a warning says so.
+    part of the weights that fits a quarter of what is left. Otherwise columns are in a run file (:class:`AliasTables`), made with
+    the first sampler, or at the first draw after the budget took the memory back. A hop reads those of short lists, and those
+    that the first trials of long ones look at; where these trials do not suffice, all of the list. Where the file cannot be made,
+    for lack of disk or memory, a hop reads the weights of whole lists, and a warning says so.
     """
 
     def __init__(self, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> None:
@@ -102,22 +110,23 @@ class ListWeights:
         self._kept: list[Doubles] | None = None
         self._reservation = g.budget.reserve(EDGE_WEIGHTS, 0, owner=self)
         self._loan = g.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self._reservation)
-        self._ordered: dict[int, OrderedWeights] = {}  # by the number of the type
-        self._ordering, self._may_order, self._pid = threading.Lock(), True, os.getpid()
+        self._tables: dict[int, AliasTables] = {}  # by the number of the type
+        self._making, self._may_make, self._pid = threading.Lock(), True, os.getpid()
         self._keep()
         if not self.in_memory:
-            self._order()
+            self._make_tables()
 
     @classmethod
     def of(cls, g: OutOfCoreGraph, name: str, keys: Sequence[EdgeKey]) -> ListWeights:
         """Get the weights that another sampler of the graph has, unless they were changed since, or make them."""
         if not isinstance(name, str):
             raise TypeError(f"weight is the name of an edge feature, not {name!r}")
-        found = _SHARED.get((id(g), name, tuple(keys)))
-        if found is None or found._g is not g or not all(each.is_current(g, name) for each in found._of_types):
-            found = cls(g, name, keys)
-            _SHARED[id(g), name, tuple(keys)] = found
-        return found
+        with _MAKING:
+            found = _SHARED.get((id(g), name, tuple(keys)))
+            if found is None or found._g is not g or not all(each.is_current(g, name) for each in found._of_types):
+                found = cls(g, name, keys)
+                _SHARED[id(g), name, tuple(keys)] = found
+            return found
 
     @property
     def in_memory(self) -> bool:
@@ -126,11 +135,12 @@ class ListWeights:
 
     @property
     def read_bytes(self) -> int:
-        """Memory to read the weights of the longest list, or of a turn of shorter ones; 0 if the weights are in memory."""
+        """Memory to read a turn of lists, and those that lack columns, or a longer list; 0 if the weights are in memory."""
         if self.in_memory:
             return 0
         n_edges = max(each.kind.n_edges for each in self._of_types)
-        return _BYTES_AN_EDGE * min(n_edges, max(self._most, self._g.topology.largest_degree))
+        most = self._most
+        return _BYTES_AN_EDGE * (min(n_edges, max(most, self._g.topology.largest_degree)) + min(n_edges, most))
 
     @property
     def _most(self) -> int:
@@ -164,7 +174,7 @@ class ListWeights:
 
     def _keep(self) -> None:
         """Load the weights into memory if they fit."""
-        budget, n_bytes = self._g.budget, sum(huge_bytes(each.kind.n_edges * _COLUMN_BYTES) for each in self._of_types)
+        budget, n_bytes = self._g.budget, sum(huge_bytes(each.kind.n_edges * COLUMN_BYTES) for each in self._of_types)
         if n_bytes > budget.available * _KEPT_FRACTION:
             return
         self._reservation.resize(n_bytes)
@@ -175,35 +185,34 @@ class ListWeights:
             raise
         self._loan.renew()
 
-    def _order(self) -> None:
-        """Put weights that are not in memory in the order of the lists, in run files, unless another thread does or it was tried.
+    def _make_tables(self) -> None:
+        """Write the alias tables of weights that are not in memory, unless another thread does or it was tried.
 
-        Draws read them by the numbers of the edges meanwhile, and in a process that was forked before.
+        Draws read weights of whole lists meanwhile, and in a process that was forked before.
         """
-        numbers = self._g.topology.edge_ids
-        if not self._may_order or numbers is None or self._pid != os.getpid() or not self._ordering.acquire(blocking=False):
+        if not self._may_make or self._pid != os.getpid() or not self._making.acquire(blocking=False):
             return
         try:
-            for at, each in enumerate(self._of_types if self._may_order else ()):
-                if at not in self._ordered:
-                    self._ordered[at] = OrderedWeights(self._g, each.store, each.kind, numbers)
-            self._may_order = False
+            for at, each in enumerate(self._of_types if self._may_make else ()):
+                if at not in self._tables:
+                    self._tables[at] = AliasTables(self._g, each.store, each.kind)
+            self._may_make = False
         except (BudgetError, OSError) as error:
             if isinstance(error, OSError) and not has_no_room(error):
                 raise
-            self._may_order = False
+            self._may_make = False
             warn(
-                f"weight={self.name!r}: the weights do not fit the memory, and cannot be put in the order of the lists, so each "
-                f"hop reads them at random, which is up to 200 times slower: {error}",
+                f"weight={self.name!r}: the weights do not fit the memory, and there is no room for their alias tables, so each "
+                f"hop reads the weights of whole lists, which is up to 200 times slower: {error}",
                 FeatstoreWarning,
             )
         finally:
-            self._ordering.release()
+            self._making.release()
 
     def _load(self, of: _OfType) -> Doubles:
         """Load the weights of a type of edges in the order of its lists, and make their columns."""
         kind, topology = of.kind, self._g.topology
-        columns = huge_array(kind.n_edges * _COLUMN_BYTES).view(np.float64)[: kind.n_edges]
+        columns = huge_array(kind.n_edges * COLUMN_BYTES).view(np.float64)[: kind.n_edges]
         if topology.edge_ids is None:
             for first, rows in of.store.blocks():
                 columns[first : first + len(rows)] = _as_doubles(rows)
@@ -219,7 +228,7 @@ class ListWeights:
         """Load weights that were given in another order: a part of them at a time, each in a pass over the edge ids."""
         kind, numbers = of.kind, self._g.topology.edge_ids
         assert numbers is not None
-        n_part = max(_PIECE, self._g.budget.available // 4 // (_COLUMN_BYTES + of.store.row_bytes))
+        n_part = max(_PIECE, self._g.budget.available // 4 // (COLUMN_BYTES + of.store.row_bytes))
         buffer = np.empty(_PIECE, numbers.dtype)
         for first in range(0, kind.n_edges, n_part):
             part = _as_doubles(of.store[first : first + n_part])
@@ -256,20 +265,35 @@ class ListWeights:
                     starts = np.subtract(starts, of.kind.first_edge, out=pool.array((n_dst,), np.int64))
                 n_edges, n_missing = _core.draw(hops, 0, n_dst, fanout, replace, key, kept[number], starts, *arrays, 0, words)
                 return src[:n_edges], dst[:n_edges], n_missing
-        self._order()
-        most = self._most
+        self._make_tables()
+        tables, most = self._tables.get(number), self._most
+        n_trials = 0 if tables is None else _core.sparse_trials(fanout, replace)
         first = pool.array((n_dst,), np.int64)
         begin = n_edges = n_missing = 0
         may_skip = of.all_positive and not replace
         while begin < n_dst:
-            stop, n = _core.turn(hops, begin, n_dst, fanout, may_skip, starts, most, first, EMPTY)
+            options = hops, begin, n_dst, fanout, replace, key, may_skip, starts, most, first
+            stop, n = _core.turn(*options, EMPTY, n_trials)
             columns = _NO_WEIGHTS
             if n:
                 positions = pool.array((n,), np.int64)
-                _core.turn(hops, begin, n_dst, fanout, may_skip, starts, most, first, positions)
-                columns = self._read(number, positions, topology, pool)
-                _core.make_columns_of(hops, begin, stop, first, columns)
-            n_edges, more = _core.draw(hops, begin, stop, fanout, replace, key, columns, first, *arrays, n_edges, words)
+                _core.turn(*options, positions, n_trials)
+                if tables is None:
+                    columns = self._read(of, positions, topology, pool)
+                    _core.make_columns_of(hops, begin, stop, first, columns)
+                else:
+                    columns = tables.read(positions, pool)
+            if n and tables is not None and n_trials:
+                whole = hops, begin, stop, fanout, replace, key, columns, first, most, n_trials
+                stop, n_more = _core.lacking(*whole)
+                if n_more:
+                    positions = pool.array((n_more,), np.int64)
+                    _core.place_lacking(hops, begin, stop, n, starts, first, positions)
+                    both = pool.array((n + n_more,), np.float64)
+                    both[:n], both[n:] = columns, tables.read(positions, pool)
+                    columns = both
+            drawn = hops, begin, stop, fanout, replace, key, columns, first, *arrays, n_edges, words, n_trials
+            n_edges, more = _core.draw(*drawn)
             n_missing += more
             begin = stop
         return src[:n_edges], dst[:n_edges], n_missing
@@ -296,11 +320,8 @@ class ListWeights:
         topology.offsets(ids, found, pool.array((n,), np.int64))
         return found
 
-    def _read(self, number: int, positions: Int64s, topology: Topology, pool: BufferPool) -> Doubles:
+    def _read(self, of: _OfType, positions: Int64s, topology: Topology, pool: BufferPool) -> Doubles:
         """Read the weights of stored edges; ``positions`` are overwritten."""
-        if number in self._ordered:
-            return self._ordered[number].read(positions, pool)
-        of = self._of_types[number]
         if topology.edge_ids is not None:
             topology.edge_ids.replace(positions, pool.array)
         if of.kind.first_edge:

@@ -40,11 +40,46 @@ def drawn(
     n, _, _ = hops.count(len(lists), fanout, replace)
     src, dst, words = (np.full(size, -1, np.int64) for size in (n, n, max(1, min(fanout, n))))
     options = len(lists), fanout, replace, key, columns, offsets[:-1]
-    n_edges, n_missing = core.draw(hops, 0, *options, src, dst, 0, words, level)
+    n_edges, n_missing = core.draw(hops, 0, *options, src, dst, 0, words, level=level)
     assert n_missing == 0
     positions, ends = src[:n_edges] - 10_000 * dst[:n_edges], np.cumsum(np.bincount(dst[:n_edges], minlength=len(lists)))
     assert (np.diff(dst[:n_edges]) >= 0).all()
     return [each.tolist() for each in np.split(positions, ends[:-1])]
+
+
+def drawn_by_columns(
+    lists: Sequence[Sequence[float]], fanout: int, replace: bool, key: int, level: int, room: int, all_positive: bool
+) -> tuple[list[list[int]], int, int]:
+    """Draw as :func:`drawn` does, with columns that are looked up; return also lists that lacked some, and columns read."""
+    degree = np.array([len(each) for each in lists], np.int64)
+    starts, table = np.cumsum(degree) - degree, np.array([w for each in lists for w in each], np.float64)
+    core.make_columns(table, np.r_[starts, len(table)])
+    hops, n_dst = Hops(10**6, True), len(lists)
+    hops.expand_lists(np.arange(n_dst), 10_000 * np.arange(n_dst), degree)
+    n, _, _ = hops.count(n_dst, fanout, replace)
+    src, dst, words = (np.full(size, -1, np.int64) for size in (n, n, max(1, min(fanout, n))))
+    n_trials, first = core.sparse_trials(fanout, replace), np.empty(n_dst, np.int64)
+    begin = n_edges = n_lacking = n_columns = 0
+    while begin < n_dst:
+        options = hops, begin, n_dst, fanout, replace, key, all_positive, starts, room, first
+        stop, n = core.turn(*options, EMPTY, n_trials)
+        positions = np.empty(n, np.int64)
+        assert core.turn(*options, positions, n_trials) == (stop, n)
+        columns = table[positions]
+        assert n <= room or stop == begin + 1
+        if n_trials:
+            stop, more = core.lacking(hops, begin, stop, fanout, replace, key, columns, first, room, n_trials)
+            n_lacking += int(((first >= n) & (degree > 0))[begin:stop].sum())
+            positions = np.empty(more, np.int64)
+            core.place_lacking(hops, begin, stop, n, starts, first, positions)
+            columns = np.r_[columns, table[positions]]
+        chosen = hops, begin, stop, fanout, replace, key, columns, first, src, dst
+        n_edges, _ = core.draw(*chosen, n_edges, words, n_trials, level)
+        n_columns += len(columns)
+        begin = stop
+    ends = np.cumsum(np.bincount(dst[:n_edges], minlength=n_dst))
+    positions = src[:n_edges] - 10_000 * dst[:n_edges]
+    return [each.tolist() for each in np.split(positions, ends[:-1])], n_lacking, n_columns
 
 
 WEIGHTS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 1e30, 1e-30]), st.floats(0, 10, width=32), st.floats(0, 2.0**100, width=32))
@@ -60,6 +95,38 @@ def test_equal_the_oracle_in_each_form(lists, fanout, replace, key) -> None:
     expected = [weighted_positions(splitmix(key, i), each, fanout, replace) for i, each in enumerate(lists)]
     for level in (0, 1, 2):
         assert drawn(lists, fanout, replace, key, level) == expected
+
+
+@given(
+    lists=st.lists(st.tuples(st.lists(WEIGHTS, max_size=9), st.integers(0, 40)), min_size=1, max_size=9),
+    fanout=st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 17]),
+    replace=st.booleans(),
+    key=st.integers(0, 2**64 - 1),
+    room=st.sampled_from([1, 60, 10_000]),
+)
+def test_columns_that_are_looked_up_draw_the_same(lists, fanout, replace, key, room) -> None:
+    weights = [some * times for some, times in lists]
+    expected = [weighted_positions(splitmix(key, i), each, fanout, replace) for i, each in enumerate(weights)]
+    all_positive = not replace and all(w > 0 for each in weights for w in each)
+    for level in (0, 1, 2):
+        assert drawn_by_columns(weights, fanout, replace, key, level, room, all_positive)[0] == expected
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_few_columns_of_long_lists_are_looked_up(replace: bool) -> None:
+    rng = np.random.default_rng(1)
+    lists = [*rng.exponential(size=(200, 3000)), *rng.pareto(0.5, (100, 500)), *np.zeros((9, 300))]
+    expected = [weighted_positions(splitmix(KEY, i), each.tolist(), 10, replace) for i, each in enumerate(lists)]
+    found, n_lacking, n_columns = drawn_by_columns([each.tolist() for each in lists], 10, replace, KEY, 2, 10**6, False)
+    assert found == expected
+    n_trials = core.sparse_trials(10, replace)
+    if replace:
+        assert (n_trials, n_lacking, n_columns) == (10, 0, 309 * 10)
+    else:
+        assert n_trials == 16
+        assert 20 < n_lacking < 110
+        assert n_columns < 309 * 16 + 110 * 500
+    assert [core.sparse_trials(k, replace) for k in (-1, 0, 65)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -155,21 +222,21 @@ def test_turns_cover_the_lists() -> None:
     hops.expand_lists(np.arange(6), ~np.arange(6), degree)
     starts, first, begin, found = np.cumsum(degree) - degree + 7, np.empty(6, np.int64), 0, []
     while begin < 6:
-        stop, n = core.turn(hops, begin, 6, 2, False, starts, 6, first, EMPTY)
+        stop, n = core.turn(hops, begin, 6, 2, False, KEY, False, starts, 6, first, EMPTY)
         positions = np.empty(n, np.int64)
-        assert core.turn(hops, begin, 6, 2, False, starts, 6, first, positions) == (stop, n)
+        assert core.turn(hops, begin, 6, 2, False, KEY, False, starts, 6, first, positions) == (stop, n)
         found.append((stop, positions.tolist(), first[begin:stop].tolist()))
         begin = stop
     assert [each[0] for each in found] == [2, 3, 4, 5, 6]
     assert [position for each in found for position in each[1]] == list(range(7, 27))
     assert [place for each in found for place in each[2]] == [0, 3, 0, 0, 0, 0]
-    stop, n = core.turn(hops, 0, 6, 2, True, starts, 100, first, EMPTY)
+    stop, n = core.turn(hops, 0, 6, 2, False, KEY, True, starts, 100, first, EMPTY)
     assert (stop, n, first.tolist()) == (6, 17, [0, -1, 3, -1, 8, -1])
-    assert core.turn(hops, 0, 6, -1, True, starts, 100, first, EMPTY) == (6, 0)
+    assert core.turn(hops, 0, 6, -1, False, KEY, True, starts, 100, first, EMPTY) == (6, 0)
     with pytest.raises(ValueError, match="positions has room for 4 only"):
-        core.turn(hops, 0, 6, 2, False, starts, 100, first, np.empty(4, np.int64))
+        core.turn(hops, 0, 6, 2, False, KEY, False, starts, 100, first, np.empty(4, np.int64))
     with pytest.raises(ValueError, match="more destinations"):
-        core.turn(hops, 0, 7, 2, False, starts, 100, first, EMPTY)
+        core.turn(hops, 0, 7, 2, False, KEY, False, starts, 100, first, EMPTY)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -188,6 +255,23 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             core.draw(hops, 0, *bad)
+    for sparse, n_trials, message in (
+        ([0, -5], 4, "columns of list 1 are not there"),  # it begins at 3, and has 4
+        ([0, -2], 0, "columns of list 1 are not there"),
+        ([0, -2], 3, "n_trials is of another fan-out"),
+        ([0, -(2**62)], 4, "columns of list 1 are not there"),
+    ):
+        few = columns[:6], np.array(sparse)
+        with pytest.raises(ValueError, match=message):
+            core.draw(hops, 0, 2, 2, False, 0, *few, src, src.copy(), 0, words, n_trials)
+        with pytest.raises(ValueError, match=message):
+            core.lacking(hops, 0, 2, 2, False, 0, *few, 100, n_trials)
+    with pytest.raises(ValueError, match="more destinations"):
+        core.lacking(hops, 0, 3, 2, False, 0, columns, first, 100, 4)
+    with pytest.raises(ValueError, match="more destinations"):
+        core.place_lacking(hops, 0, 3, 0, first, first, np.empty(7, np.int64))
+    with pytest.raises(ValueError, match="positions has room for 6 only"):
+        core.place_lacking(hops, 0, 2, 0, first, first, np.empty(6, np.int64))
     with pytest.raises(ValueError, match="weights of list 1 are not there"):
         core.make_columns_of(hops, 0, 2, first, np.ones(6))
     with pytest.raises(ValueError, match="more destinations"):

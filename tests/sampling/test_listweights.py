@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore import EpochSampler, LaborSampler, Loader, NeighborSampler, ShadowSampler
 from featstore.errors import BudgetError, FeatstoreWarning
+from featstore.sampling import listweights
 from featstore.sampling.listweights import EDGE_WEIGHTS, ListWeights
 from tests.sampling.test_neighbor import same
 from tests.support.reference_sampling import Blocks, check_batch, grown
@@ -95,15 +99,15 @@ def variants(path: Path, fanouts: list[int], **options: Any) -> Iterator[tuple[f
                 if lists:
                     n_bytes = 8 * g.num_nodes + 4096 + int(lists * 3 * g.topology.nbytes)
                     g.cache_neighbors(n_bytes, edges=edges)
-                for where in ("memory", "in order", "as given"):
+                for where in ("memory", "tables", "as given"):
                     sampler = NeighborSampler(g, fanouts, edges=edges, weight="w", **options)
                     assert sampler._weights is not None
                     if where != "memory":
                         not_in_memory(sampler)
-                        sampler._weights._ordered.clear()
-                        sampler._weights._may_order = where == "in order"
+                        sampler._weights._tables.clear()
+                        sampler._weights._may_make = where == "tables"
                     yield g, sampler
-                    assert bool(sampler._weights._ordered) == (where == "in order" and g.topology.edge_ids is not None)
+                    assert bool(sampler._weights._tables) == (where == "tables")
 
 
 @pytest.mark.parametrize("form", ["csc", "chunked", "ordered"])
@@ -253,6 +257,24 @@ def test_samplers_of_a_graph_share_weights(stored: dict[str, Path]) -> None:
         assert EDGE_WEIGHTS not in g.memory_report()
 
 
+def test_threads_that_make_samplers_share_weights(stored: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, check = threading.Barrier(4), listweights._check
+
+    def slow(of: Any) -> None:
+        check(of)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(listweights, "_check", slow)
+    with featstore.open(stored["csc"], memory="64MiB") as g, ThreadPoolExecutor(4) as pool:
+
+        def make(_: int) -> NeighborSampler:
+            begun.wait(60)
+            return NeighborSampler(g, [5], weight="w")
+
+        samplers = [*pool.map(make, range(4))]
+        assert all(each._weights is samplers[0]._weights for each in samplers)
+
+
 def test_changed_weights_are_those_of_new_samplers(tmp_path: Path) -> None:
     graph, seeds = Arrays(3, 60, 20), torch.arange(60)
     changed = np.flatnonzero(graph.weights > 0)[::2]
@@ -286,7 +308,7 @@ def test_weights_are_given_back_and_not_kept_in_little_memory(stored: dict[str, 
         least = g.budget.used
     with featstore.open(stored["csc"], memory=least + (1 << 20), threads=1) as g:
         with g.budget.reserve("another", g.budget.available - 150_000):
-            with pytest.warns(FeatstoreWarning, match="weight='w': .*cannot be put in the order of the lists.* needs .* more"):
+            with pytest.warns(FeatstoreWarning, match="weight='w': .*no room for their alias tables.* needs .* more"):
                 sampler = NeighborSampler(g, [5, 5], weight="w")
             assert sampler._weights is not None
             assert not sampler._weights.in_memory
@@ -296,8 +318,6 @@ def test_weights_are_given_back_and_not_kept_in_little_memory(stored: dict[str, 
 def test_lists_longer_than_a_turn_and_weights_in_parts(
     stored: dict[str, Path], monkeypatch: pytest.MonkeyPatch, small_weighted: featstore.OutOfCoreGraph
 ) -> None:
-    from featstore.sampling import listweights
-
     expected = NeighborSampler(small_weighted, [5, 20], weight="w").sample(torch.arange(N))
     for name, value in (("_LEAST", 50), ("_MOST", 50), ("_PIECE", 61)):
         monkeypatch.setattr(listweights, name, value)

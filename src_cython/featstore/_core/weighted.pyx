@@ -12,6 +12,8 @@ from featstore._core.sampler cimport Hops
 cdef extern from "kernels/weighted.h" nogil:
     enum:
         FS_LONGEST
+        FS_SPARSE
+        FS_LEAST_SPARSE
     ctypedef struct fs_column:
         pass
     ctypedef struct fs_weighted:
@@ -20,6 +22,7 @@ cdef extern from "kernels/weighted.h" nogil:
         const int64_t *place
         const int64_t *degree
         const int64_t *first
+        int64_t n_trials
         int64_t fanout
         uint64_t key
         int replace
@@ -30,6 +33,9 @@ cdef extern from "kernels/weighted.h" nogil:
         int64_t n_missing
     ctypedef void (*fs_draw_weighted_fn)(fs_weighted *, int64_t, int64_t) noexcept
     fs_draw_weighted_fn fs_choose_draw_weighted(int) noexcept
+    int64_t fs_sparse_trials(int64_t, int) noexcept
+    void fs_try_columns(uint64_t, int64_t, int64_t, int64_t, int64_t *) noexcept
+    int fs_lacks(const fs_weighted *, int64_t) noexcept
     int64_t fs_first_bad_weight(const double *, int64_t, int64_t *) noexcept
     void fs_place_weights(const double *, int64_t, int64_t, const void *, int, int64_t, double *) noexcept
     void fs_make_columns(double *, int64_t) noexcept
@@ -39,15 +45,23 @@ cdef extern from "kernels/weighted.h" nogil:
 LONGEST = FS_LONGEST
 
 
-def turn(Hops hops not None, int64_t begin, int64_t n_dst, int64_t fanout, bint all_positive, const int64_t[::1] starts not None,
-         int64_t room, int64_t[::1] first not None, int64_t[::1] positions not None):
-    """Choose the next lists of a hop whose weights are read together, and list the positions of their edges.
+def sparse_trials(int64_t fanout, bint replace):
+    """Count the trials of long lists whose columns are read, in place of all columns of the list; 0: none are."""
+    return fs_sparse_trials(fanout, replace)
+
+
+def turn(Hops hops not None, int64_t begin, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, bint all_positive,
+         const int64_t[::1] starts not None, int64_t room, int64_t[::1] first not None, int64_t[::1] positions not None,
+         int64_t n_trials=0):
+    """Choose the next lists of a hop whose weights, or columns, are read together, and list the positions of their edges.
 
     Parameters
     ----------
     hops : Hops
         Whose first ``n_dst`` lists the hop draws from.
-    begin, n_dst, fanout : int
+    begin, n_dst : int
+    fanout, replace, key
+        As for :meth:`Hops.start`.
     all_positive : bool
         No weight is 0: lists that are taken whole need no weights. To be false if draws are with replacement.
     starts : int64 array, shape (n_dst,)
@@ -55,18 +69,21 @@ def turn(Hops hops not None, int64_t begin, int64_t n_dst, int64_t fanout, bint 
     room : int
         Most positions, but for a list that is longer.
     first : int64 array, shape (n_dst,)
-        Receives where the weights of each chosen list begin among those read; -1: they are not needed.
+        Receives where the columns of each chosen list begin among those read; -1: they are not needed; -2 and less: they are
+        those of its trials, and begin at -2 less this.
     positions : int64 array
         Receives the positions. If it is empty, they are only counted.
+    n_trials : int
+        Of a list of more than four times as many edges, columns are read of so many trials (:func:`sparse_trials`); 0: of all.
 
     Returns
     -------
     int, int
         The first list that is left, and the number of positions.
     """
-    cdef int64_t i = begin, n = 0, j, degree, there = positions.shape[0]
-    cdef bint is_full = False
-    if begin < 0 or n_dst > hops._n_lists() or starts.shape[0] < n_dst or first.shape[0] < n_dst:
+    cdef int64_t i = begin, n = 0, j, degree, needed, there = positions.shape[0]
+    cdef bint is_full = False, is_sparse
+    if begin < 0 or n_dst > hops._n_lists() or starts.shape[0] < n_dst or first.shape[0] < n_dst or n_trials < 0:
         raise ValueError("more destinations than lists, or than their starts")
     with nogil:
         while i < n_dst:
@@ -75,25 +92,115 @@ def turn(Hops hops not None, int64_t begin, int64_t n_dst, int64_t fanout, bint 
                 first[i] = -1
                 i += 1
                 continue
-            if n and n + degree > room:
+            is_sparse = n_trials > 0 and (replace or degree > fanout) and degree > FS_LEAST_SPARSE * n_trials
+            needed = n_trials if is_sparse else degree
+            if n and n + needed > room:
                 break
             if there:
-                if n + degree > there:
+                if n + needed > there:
                     is_full = True
                     break
-                for j in range(degree):
-                    positions[n + j] = starts[i] + j
-            first[i] = n
-            n += degree
+                if is_sparse:
+                    fs_try_columns(key, hops.hop.lists[i], degree, n_trials, &positions[n])
+                for j in range(needed):
+                    positions[n + j] = starts[i] + (positions[n + j] if is_sparse else j)
+            first[i] = FS_SPARSE - n if is_sparse else n
+            n += needed
             i += 1
     if is_full:
         raise ValueError(f"positions has room for {there} only")
     return i, n
 
 
+cdef int64_t _begin(fs_weighted *hop, Hops hops, int64_t begin, int64_t end, int64_t fanout, bint replace, uint64_t key,
+                    const double[::1] columns, const int64_t[::1] first, int64_t n_trials) except -1:
+    """Fill in what draws from lists read, and check that it is there; returns the room that their draws need."""
+    cdef int64_t i, n, begins, n_columns = columns.shape[0], needed = 0, bad = -1
+    if begin < 0 or end > hops._n_lists() or first.shape[0] < end:
+        raise ValueError("more destinations than lists, or than their first columns")
+    if n_trials and n_trials != fs_sparse_trials(fanout, replace):
+        raise ValueError("n_trials is of another fan-out")
+    hop.lists, hop.place, hop.degree, hop.first = hops.hop.lists, hops.hop.place, hops.hop.degree, &first[0]
+    with nogil:
+        for i in range(begin, end):
+            n = hop.degree[i]
+            begins = n
+            if n > FS_LONGEST and fanout:
+                bad = i
+            if fanout >= 0 and (n > fanout or (replace and n)):
+                if first[i] == -1 and fanout:
+                    bad = i
+                if first[i] <= FS_SPARSE:
+                    begins = n_trials
+                n = fanout
+            if first[i] <= FS_SPARSE and (not n_trials or n != fanout or begins != n_trials):
+                bad = i
+            if fanout and first[i] != -1 and (first[i] if first[i] >= 0 else FS_SPARSE - first[i]) > n_columns - begins:
+                bad = i
+            needed += n
+    if bad >= 0:
+        raise ValueError(f"the columns of list {bad} are not there")
+    hop.columns = <const fs_column *>&columns[0] if n_columns else NULL
+    hop.fanout, hop.key, hop.replace, hop.n_trials = fanout, key, replace, n_trials
+    return needed
+
+
+def lacking(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint replace, uint64_t key,
+            const double[::1] columns not None, int64_t[::1] first not None, int64_t room, int64_t n_trials):
+    """Find the lists of a turn whose trials do not suffice: all of their columns are needed, behind those that are there.
+
+    Parameters
+    ----------
+    hops, begin, end, fanout, replace, key, columns, first, n_trials
+        As for :func:`draw`. ``first`` receives where the columns of these lists are to begin.
+    room : int
+        Most columns of such lists, but for one that is longer.
+
+    Returns
+    -------
+    int, int
+        The first list that is left, as its columns have no room; and how many columns are needed.
+    """
+    cdef fs_weighted hop
+    cdef int64_t i = begin, n = 0, n_columns = columns.shape[0]
+    if begin >= end:
+        return end, 0
+    _begin(&hop, hops, begin, end, fanout, replace, key, columns, first, n_trials)
+    with nogil:
+        while i < end:
+            if fs_lacks(&hop, i):
+                if n and n + hop.degree[i] > room:
+                    break
+                first[i] = n_columns + n
+                n += hop.degree[i]
+            i += 1
+    return i, n
+
+
+def place_lacking(Hops hops not None, int64_t begin, int64_t end, int64_t n_columns, const int64_t[::1] starts not None,
+                  const int64_t[::1] first not None, int64_t[::1] positions not None):
+    """List the positions of the edges of lists that :func:`lacking` has found, which begin behind ``n_columns`` columns."""
+    cdef int64_t i, j, n = 0, there = positions.shape[0]
+    cdef bint is_full = False
+    if begin < 0 or end > hops._n_lists() or starts.shape[0] < end or first.shape[0] < end:
+        raise ValueError("more destinations than lists, or than their starts")
+    with nogil:
+        for i in range(begin, end):
+            if first[i] < n_columns:
+                continue
+            if n + hops.hop.degree[i] > there:
+                is_full = True
+                break
+            for j in range(hops.hop.degree[i]):
+                positions[n + j] = starts[i] + j
+            n += hops.hop.degree[i]
+    if is_full:
+        raise ValueError(f"positions has room for {there} only")
+
+
 def draw(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint replace, uint64_t key,
          const double[::1] columns not None, const int64_t[::1] first not None, int64_t[::1] src not None,
-         int64_t[::1] dst not None, int64_t n_edges, int64_t[::1] scratch not None, int level=2):
+         int64_t[::1] dst not None, int64_t n_edges, int64_t[::1] scratch not None, int64_t n_trials=0, int level=2):
     """Draw from lists ``begin … end - 1`` of a hop, in proportion to weights.
 
     Parameters
@@ -104,13 +211,16 @@ def draw(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint re
     columns : float64 array
         What :func:`make_columns` has made of the weights.
     first : int64 array, shape (at least end,)
-        Index of each list's first column; -1, for a list that is taken whole: all of its weights are positive.
+        Index of each list's first column; -1, for a list that is taken whole: all of its weights are positive; -2 less the index
+        where only the columns of its trials are there, which suffice (:func:`lacking`).
     src, dst : int64 array, as long as :meth:`Hops.count` tells
         Receive where each drawn neighbour lies, as for :meth:`Hops.start` with ``drawn``, and its list.
     n_edges : int
         Edges drawn before, which are there.
     scratch : int64 array
         A word for each draw from one list.
+    n_trials : int
+        As for :func:`turn`.
     level : int
         Widest vector form to use, if the processor has it: 0 none, 1 AVX2, 2 AVX-512. All draw the same.
 
@@ -121,34 +231,19 @@ def draw(Hops hops not None, int64_t begin, int64_t end, int64_t fanout, bint re
     """
     cdef fs_weighted hop
     cdef fs_draw_weighted_fn draw_lists = fs_choose_draw_weighted(level)
-    cdef int64_t i, n, n_columns = columns.shape[0], needed = n_edges, longest = 0, bad = -1
-    if begin < 0 or end > hops._n_lists() or first.shape[0] < end or n_edges < 0:
-        raise ValueError("more destinations than lists, or than their first columns")
+    cdef int64_t needed, longest
+    if n_edges < 0:
+        raise ValueError("a number of edges is negative")
     if begin >= end:
         return n_edges, 0
-    hop.lists, hop.place, hop.degree, hop.first = hops.hop.lists, hops.hop.place, hops.hop.degree, &first[0]
-    with nogil:
-        for i in range(begin, end):
-            n = hop.degree[i]
-            if n > FS_LONGEST and fanout:
-                bad = i
-            if fanout >= 0 and (n > fanout or (replace and n)):
-                longest = fanout
-                n = fanout
-                if first[i] < 0 and fanout:
-                    bad = i
-            if fanout and first[i] >= 0 and first[i] > n_columns - hop.degree[i]:
-                bad = i
-            needed += n
-    if bad >= 0:
-        raise ValueError(f"the columns of list {bad} are not there")
+    needed = _begin(&hop, hops, begin, end, fanout, replace, key, columns, first, n_trials)
+    longest = max(0, min(fanout, needed))
+    needed += n_edges
     check_length("src", src.shape[0], needed)
     check_length("dst", dst.shape[0], needed)
-    check_length("scratch", scratch.shape[0], longest)
     if needed == n_edges:
         return n_edges, 0
-    hop.columns = <const fs_column *>&columns[0] if n_columns else NULL
-    hop.fanout, hop.key, hop.replace = fanout, key, replace
+    check_length("scratch", scratch.shape[0], longest)
     hop.src, hop.dst, hop.scratch = &src[0], &dst[0], &scratch[0] if longest else NULL
     hop.n_edges, hop.n_missing = n_edges, 0
     with nogil:

@@ -206,12 +206,12 @@ FS_INLINE int fs_see(fs_seen *seen, int64_t edge, const int64_t *drawn, int64_t 
     return is_drawn;
 }
 
-/* Draw the rest of a list, of which `n_tried` trials have drawn n edges: by trials, and then by keys. Returns how many there are
- * then; `drawn` has room for one more. */
-FS_INLINE int64_t fs_draw_rest(const fs_weighted *hop, uint64_t key, const fs_column *columns, int64_t degree, int64_t n_tried,
-                               int64_t *drawn, int64_t n)
+/* Draw the rest of a list, of which `n_tried` trials have drawn n edges: by trials, and then by keys. Of a sparse list there are the
+ * columns of its first trials alone, in their order, and no keys. Returns how many are drawn then; `drawn` has room for one more. */
+FS_INLINE int64_t fs_draw_rest(const fs_weighted *hop, uint64_t key, const fs_column *columns, int64_t degree, int is_sparse,
+                               int64_t n_tried, int64_t *drawn, int64_t n)
 {
-    const int64_t fanout = hop->fanout, n_trials = fs_n_trials(degree, fanout);
+    const int64_t fanout = hop->fanout, n_trials = is_sparse ? hop->n_trials : fs_most_trials(degree, fanout);
     fs_seen seen = {{0}, degree > SEEN_BITS};
     for (int64_t i = 0; i < n; i++)
         fs_see(&seen, drawn[i], drawn, i);
@@ -220,13 +220,41 @@ FS_INLINE int64_t fs_draw_rest(const fs_weighted *hop, uint64_t key, const fs_co
         double shares[LANES];
         fs_try_list(key, t, degree, numbers, shares);
         for (int64_t j = 0; j < LANES && t + j < n_trials && n < fanout; j++) {
-            drawn[n] = fs_edge_of(columns[numbers[j]], numbers[j], shares[j]);
+            drawn[n] = fs_edge_of(columns[is_sparse ? t + j : numbers[j]], numbers[j], shares[j]);
             n += !fs_see(&seen, drawn[n], drawn, n);
         }
     }
-    if (n < fanout)
+    if (n < fanout && !is_sparse)
         n = fs_draw_by_keys(fs_absorb(key, FS_KEYED), columns, degree, fanout, drawn, n, hop->scratch);
     return n;
+}
+
+void fs_try_columns(uint64_t key, int64_t list, int64_t degree, int64_t n, int64_t *numbers)
+{
+    for (int64_t t = 0; t < n; t += LANES) {
+        int64_t found[LANES];
+        double shares[LANES];
+        fs_try_list(fs_absorb(key, (uint64_t)list), t, degree, found, shares);
+        memcpy(numbers + t, found, (size_t)(n - t < LANES ? n - t : LANES) * sizeof *found);
+    }
+}
+
+FS_INLINE int fs_is_of_zeros(fs_column column, int64_t number)
+{
+    return column.least == 0 && column.other == number;
+}
+
+int fs_lacks(const fs_weighted *hop, int64_t i)
+{
+    int64_t number, drawn[FS_LANE_DRAWS + 1];
+    if (hop->replace || hop->first[i] > FS_SPARSE)
+        return 0;
+    const fs_column *columns = hop->columns + (FS_SPARSE - hop->first[i]);
+    fs_try_columns(hop->key, hop->lists[i], hop->degree[i], 1, &number);
+    if (fs_is_of_zeros(*columns, number))
+        return 0;
+    const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
+    return fs_draw_rest(hop, key, columns, hop->degree[i], 1, 0, drawn, 0) < hop->fanout;
 }
 
 /* ---------------------------------------------------------------- lists, several at a time */
@@ -237,6 +265,7 @@ static const fs_column fs_no_column = {0, 0}; /* of a list that draws nothing */
 typedef struct {
     uint64_t key[FS_WEIGHTED_CHUNK], degree[FS_WEIGHTED_CHUNK];
     const fs_column *columns[FS_WEIGHTED_CHUNK];
+    int is_sparse[FS_WEIGHTED_CHUNK];
     int64_t numbers[FS_WEIGHTED_CHUNK * FS_LANE_DRAWS];
     double shares[FS_WEIGHTED_CHUNK * FS_LANE_DRAWS];
 } fs_trials;
@@ -259,13 +288,22 @@ FS_INLINE int fs_n_rows(const fs_weighted *hop)
     return (int)(n < 0 || hop->fanout > FS_LANE_DRAWS ? 0 : n < FS_LANE_DRAWS ? n : FS_LANE_DRAWS);
 }
 
+/* Where the column of a trial is. */
+FS_INLINE const fs_column *fs_column_of(const fs_trials *trials, int any_sparse, int64_t list, int t, int64_t number)
+{
+    return trials->columns[list] + (any_sparse && trials->is_sparse[list] ? t : number);
+}
+
 /* Make the first trials of lists i … stop - 1 that are drawn from, and fetch their columns; of the others fetch the first. */
-FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, int64_t stop, int n_rows, fs_trials *trials)
+FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, int64_t stop, int any_sparse, int n_rows, fs_trials *trials)
 {
     int64_t n = 0;
     for (; i < stop; i++) {
-        const fs_column *columns = hop->first[i] < 0 ? NULL : hop->columns + hop->first[i];
+        const int is_sparse = any_sparse && hop->first[i] <= FS_SPARSE;
+        const int64_t first = is_sparse ? FS_SPARSE - hop->first[i] : hop->first[i];
+        const fs_column *columns = first < 0 ? NULL : hop->columns + first;
         if (fs_is_weighed(hop, i)) {
+            trials->is_sparse[n] = is_sparse;
             trials->key[n] = fs_absorb(hop->key, (uint64_t)hop->lists[i]);
             trials->degree[n] = (uint64_t)hop->degree[i];
             trials->columns[n++] = columns;
@@ -275,7 +313,7 @@ FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, int64_t stop, int n
         }
     }
     for (; n % LANES; n++)
-        trials->key[n] = trials->degree[n] = 0, trials->columns[n] = &fs_no_column;
+        trials->key[n] = trials->degree[n] = 0, trials->columns[n] = &fs_no_column, trials->is_sparse[n] = 0;
     for (int64_t first = 0; first < n; first += LANES) {
         int64_t *numbers = trials->numbers + first * n_rows;
         double *shares = trials->shares + first * n_rows;
@@ -286,7 +324,7 @@ FS_INLINE void fs_prepare(const fs_weighted *hop, int64_t i, int64_t stop, int n
             fs_try_lanes(fs_mix_lanes(key + FS_GOLDEN * ((uint64_t)t + 1)), degree, numbers + t * LANES, shares + t * LANES);
         for (int t = 0; t < n_rows; t++)
             for (int j = 0; j < LANES; j++)
-                fs_fetch(trials->columns[first + j] + numbers[t * LANES + j]);
+                fs_fetch(fs_column_of(trials, any_sparse, first + j, t, numbers[t * LANES + j]));
     }
 }
 
@@ -301,8 +339,8 @@ FS_INLINE void fs_sort_rows(fs_halves *rows, uint8_t (*network)[2], int n_networ
 }
 
 /* Draw from the LANES lists from `first` on. No branch depends on what is drawn, but where the trials do not suffice. */
-FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, int64_t first, int n_rows, uint8_t (*network)[2],
-                             int n_network, fs_drawn *out)
+FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, int any_sparse, int64_t first, int n_rows,
+                             uint8_t (*network)[2], int n_network, fs_drawn *out)
 {
     const int64_t *numbers = trials->numbers + first * n_rows;
     const double *shares = trials->shares + first * n_rows;
@@ -311,7 +349,7 @@ FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, in
     fs_halves n = {0}, nothing = {0};
     for (int t = 0; t < n_rows; t++)
         for (int j = 0; j < LANES; j++)
-            memcpy(&entries[t * LANES + j], trials->columns[first + j] + numbers[t * LANES + j], sizeof *entries);
+            memcpy(&entries[t * LANES + j], fs_column_of(trials, any_sparse, first + j, t, numbers[t * LANES + j]), sizeof *entries);
     for (int t = 0; t < n_rows; t++) {
         fs_words entry, number;
         fs_doubles share;
@@ -324,7 +362,7 @@ FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, in
         const fs_words others = other ^ (fs_words)((fs_signed)other >> 63); /* as fs_edge_of() */
         fs_halves edge = __builtin_convertvector((number & is_own) | (others & ~is_own), fs_halves);
         if (t == 0) {
-            nothing = __builtin_convertvector((fs_words)(entry == number << 32), fs_halves); /* all weights are 0 */
+            nothing = __builtin_convertvector((fs_words)(entry == number << 32), fs_halves); /* as fs_is_of_zeros() */
             n = nothing & fanout;
         }
         if (!hop->replace) {
@@ -348,7 +386,7 @@ FS_INLINE void fs_draw_group(const fs_weighted *hop, const fs_trials *trials, in
             m += drawn[m] != UINT32_MAX;
         }
         const int64_t k = first + j;
-        m = fs_draw_rest(hop, trials->key[k], trials->columns[k], (int64_t)trials->degree[k], n_rows, drawn, m);
+        m = fs_draw_rest(hop, trials->key[k], trials->columns[k], (int64_t)trials->degree[k], trials->is_sparse[k], n_rows, drawn, m);
         for (int t = 0; t < n_rows; t++)
             out->rows[t][j] = t < m ? (uint32_t)drawn[t] : UINT32_MAX;
         out->n[j] = (uint32_t)m;
@@ -391,7 +429,7 @@ FS_INLINE int64_t fs_draw_many(const fs_weighted *hop, int64_t i, int64_t *out)
     return n;
 }
 
-FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
+FS_INLINE void fs_draw_lists(fs_weighted *hop, int any_sparse, int64_t i, int64_t end)
 {
     fs_trials trials;
     fs_drawn drawn;
@@ -401,14 +439,14 @@ FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
     for (; i < end; i += FS_WEIGHTED_CHUNK) {
         const int64_t stop = end - i < FS_WEIGHTED_CHUNK ? end : i + FS_WEIGHTED_CHUNK;
         int64_t weighed = 0;
-        fs_prepare(hop, i, stop, n_rows, &trials);
+        fs_prepare(hop, i, stop, any_sparse, n_rows, &trials);
         for (int64_t k = i; k < stop; k++) {
             const int64_t place = hop->place[k], sign = place >> 63;
             int64_t *src = hop->src + e, *dst = hop->dst + e, n = 0;
             if (fs_is_weighed(hop, k) && n_rows) {
                 const int lane = (int)(weighed % LANES);
                 if (lane == 0)
-                    fs_draw_group(hop, &trials, weighed, n_rows, network, n_network, &drawn);
+                    fs_draw_group(hop, &trials, any_sparse, weighed, n_rows, network, n_network, &drawn);
                 weighed++;
                 n = drawn.n[lane];
                 for (int64_t j = 0; j < n; j++) {
@@ -431,6 +469,14 @@ FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
     }
     hop->n_edges = e;
     hop->n_missing = missing;
+}
+
+FS_INLINE void fs_draw_weighted(fs_weighted *hop, int64_t i, int64_t end)
+{
+    if (hop->n_trials)
+        fs_draw_lists(hop, 1, i, end);
+    else
+        fs_draw_lists(hop, 0, i, end);
 }
 
 static void fs_draw_weighted_plain(fs_weighted *hop, int64_t i, int64_t end)

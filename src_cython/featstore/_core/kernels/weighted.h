@@ -21,7 +21,9 @@
 enum {
     FS_WEIGHTED_LANES = 8,   /* lists, edges of a list, or trials of one, at once */
     FS_WEIGHTED_CHUNK = 32,  /* lists whose first trials are made, and their columns fetched, before they are gone through */
-    FS_LONGEST = 1 << 29     /* edges that a list with weights may have */
+    FS_LONGEST = 1 << 29,    /* edges that a list with weights may have */
+    FS_SPARSE = -2,          /* see fs_weighted */
+    FS_LEAST_SPARSE = 4      /* times as many edges as columns that are read has a sparse list */
 };
 
 /* Column i of a list of n: a share `least` of 1/n is edge i's, the rest is another's. A light edge, of the mean weight or less, has
@@ -34,7 +36,7 @@ typedef struct {
 
 /* Trials without replacement of a list, for fan-outs up to FS_LANE_DRAWS: so many that keys, which go through the whole list, cost
  * as much. */
-FS_INLINE int64_t fs_n_trials(int64_t degree, int64_t fanout)
+FS_INLINE int64_t fs_most_trials(int64_t degree, int64_t fanout)
 {
     return (4 * fanout + degree / 8 + FS_WEIGHTED_LANES - 1) / FS_WEIGHTED_LANES * FS_WEIGHTED_LANES;
 }
@@ -42,9 +44,11 @@ FS_INLINE int64_t fs_n_trials(int64_t degree, int64_t fanout)
 typedef struct {
     const fs_column *columns;
     /* of each list: its number, which keys it; where its neighbours begin (an index, or ~position in the file); its length; and
-     * the index of its first column, or -1: the columns are not there, as all edges are taken */
+     * the index of its first column, or -1: the columns are not there, as all edges are taken, or FS_SPARSE - the index: those of
+     * its first `n_trials` trials are there, in their order */
     const int64_t *lists, *place, *degree, *first;
-    int64_t fanout; /* -1: all */
+    int64_t n_trials; /* 0: no list is sparse */
+    int64_t fanout;   /* -1: all */
     uint64_t key;
     int replace;
     int64_t *src, *dst; /* where each drawn neighbour lies, as place does; the position of its list */
@@ -57,6 +61,18 @@ typedef void (*fs_draw_weighted_fn)(fs_weighted *hop, int64_t i, int64_t end);
 
 /* The widest form up to `level` (0 plain, 1 AVX2, 2 AVX-512) that this processor has; all draw the same. */
 fs_draw_weighted_fn fs_choose_draw_weighted(int level);
+
+/* Trials of a sparse list: nearly always enough, without replacement; at least as many as are made of each list at once. */
+FS_INLINE int64_t fs_sparse_trials(int64_t fanout, int replace)
+{
+    return fanout < 1 || fanout > FS_LANE_DRAWS ? 0 : replace ? fanout : fanout + fanout / 2 + 1;
+}
+
+/* The columns, by number, that the first n trials of a list look at. */
+void fs_try_columns(uint64_t key, int64_t list, int64_t degree, int64_t n, int64_t *numbers);
+
+/* Whether the trials of list i, if it is sparse, do not suffice. */
+int fs_lacks(const fs_weighted *hop, int64_t i);
 
 /* First weight that is negative, infinite or no number, or -1; *zeros receives how many are zero. */
 int64_t fs_first_bad_weight(const double *weights, int64_t n, int64_t *zeros);
