@@ -136,7 +136,7 @@ class Auto(Strategy):
                 cache = _size_of(context.nodes, pack_rows)
             elif pack is not None:
                 pack_rows = rows_of_size(context.nodes, cache)
-            with context.watch.time("auto"):
+            with context.timer.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
                 if first.choice is not None:
                     decision = _of_first(first.choice)
