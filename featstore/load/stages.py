@@ -15,7 +15,7 @@ import torch
 
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.counters import GatherCounts, Overlap
-from featstore.gather.device import Apart, DeviceArray, spare_bytes
+from featstore.gather.device import Apart, DeviceArray, available_bytes
 from featstore.gather.plan import EdgePlan, Tier
 from featstore.load.disjoint import Places, batch_nodes, places_of, room_for
 from featstore.load.edges import gather_edges
@@ -137,7 +137,7 @@ class Stages:
         needed = 4 * self.memory.batch_bytes(self.memory.batch.n_rows)
         if self.memory.unused() < needed or self._g.budget.available < needed:
             return False
-        on_device = spare_bytes(self._context.device)
+        on_device = available_bytes(self._context.device)
         return on_device is None or on_device >= needed
 
     def releasing(self) -> AbstractContextManager[None]:
