@@ -82,7 +82,7 @@ def _named(strategy: Strategy) -> Strategy:
         name: Any = strategy.name
     if not isinstance(name, str):
         raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
-    for method in ("run", "batches", "estimate", "foreseen"):
+    for method in ("run", "batches", "estimate", "estimate_length"):
         if not callable(getattr(strategy, method)):
             raise PluginError(f"{label}: {method} must be a method, not a {type(getattr(strategy, method)).__name__}")
     return strategy

@@ -168,11 +168,11 @@ class Superbatch(Strategy):
         of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy, context.batch)
         return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_rows).values())
 
-    def foreseen(self, context: Context) -> Length:
+    def estimate_length(self, context: Context) -> Length:
         """See :class:`~featstore.Strategy`."""
         context = ask_of_bytes(context, self.cache)
         _, memory, sizes = self.asked(context, self.planning(context))
-        return sizes.foreseen(memory)
+        return sizes.estimate_length(memory)
 
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
