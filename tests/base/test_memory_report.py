@@ -157,7 +157,9 @@ def test_what_an_epoch_uses_is_not_on_loan(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
         seeds = np.arange(0, small.num_nodes, 3)
-        with make_loader(g, sampler, seeds, 30, labels=None, strategy="superbatch", superbatch=3, feature_cache="auto") as loader:
+        with featstore.Loader(
+            g, sampler, seeds, 30, labels=None, strategy=featstore.Superbatch(length=3, cache="auto")
+        ) as loader:
             for _ in loader:
                 held = g.memory_report().holders
                 assert held["planner"].on_loan_bytes == held["read ahead"].on_loan_bytes == 0

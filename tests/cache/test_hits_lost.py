@@ -69,7 +69,7 @@ def test_a_cache_that_decides_by_itself_loses_none(small: SimpleNamespace) -> No
     """Nothing was planned: a row that its cache has given back is missed like any other."""
     with featstore.open(small.path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-        with make_loader(g, sampler, np.arange(200), 20, labels=None, strategy="ondemand", feature_cache="auto") as loader:
+        with featstore.Loader(g, sampler, np.arange(200), 20, labels=None, strategy=featstore.OnDemand(cache="auto")) as loader:
             for batch in loader:
                 if batch.index == 3:
                     taking.take_back(g.budget, 1).release()

@@ -147,8 +147,8 @@ def test_shares_and_forgotten_units_everywhere(small: SimpleNamespace, tmp_path:
             for call in (
                 lambda size: g.cache("x", size),
                 lambda size: g.cache_neighbors(size),
-                lambda size: make_loader(g, sampler, small.train_idx, 40, feature_cache=size),
-                lambda size: make_loader(g, sampler, small.train_idx, strategy="auto", feature_cache=size),
+                lambda size: featstore.Loader(g, sampler, small.train_idx, 40, strategy=featstore.OnDemand(cache=size)),
+                lambda size: featstore.Loader(g, sampler, small.train_idx, strategy=featstore.Auto(cache=size)),
                 lambda size: make_loader(g, feature_cache=0.1, device_cache=size, **packed),
             ):
                 for size in ("0.1", 10):

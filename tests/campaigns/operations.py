@@ -179,7 +179,7 @@ def pack(root: Path, seed: int, overwrite: bool) -> None:
 
 def layout(root: Path) -> None:
     with opened(root) as g:
-        make_loader(g, strategy="packed", pack=root / "p", features="x", labels="y", feature_cache=0.1).close()
+        featstore.Loader(g, features="x", labels="y", strategy=featstore.Packed(root / "p", cache=0.1)).close()
 
 
 def import_folder(root: Path) -> None:

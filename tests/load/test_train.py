@@ -151,7 +151,9 @@ def test_frequency_counts_the_first_epoch(small):
         counts = np.zeros(small.num_nodes, np.int64)
         for batch in featstore.Loader(g, sampler, small.train_idx, 40, features=[]):
             counts[batch.input_ids.numpy()] += 1
-        loader = make_loader(g, sampler, small.train_idx, 40, features=["x"], policy="frequency", feature_cache=0.1)
+        loader = featstore.Loader(
+            g, sampler, small.train_idx, 40, features=["x"], strategy=featstore.OnDemand(policy="frequency", cache=0.1)
+        )
         best = np.sort(np.lexsort((np.arange(small.num_nodes), -counts))[:100])
         assert np.flatnonzero(g.features["x"].cache.map.slot_of_row >= 0).tolist() == best.tolist()
         assert loader.stats()["seconds"]["presample"] > 0
@@ -253,7 +255,9 @@ def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Pa
                 assert g.topology.num_edges == 2 * n
                 assert len(g.node_data["y"]) == n
             sampler = featstore.NeighborSampler(g, [2, 2])
-            with make_loader(g, sampler, np.arange(500), batch_size=100, policy="degree") as loader:
+            with featstore.Loader(
+                g, sampler, np.arange(500), batch_size=100, strategy=featstore.OnDemand(policy="degree")
+            ) as loader:
                 cache = g.features["x"].cache
                 slots.append(0 if cache is None else cache.capacity)
                 assert sum(len(batch.seeds) for batch in loader) == 500

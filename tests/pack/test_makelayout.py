@@ -73,7 +73,7 @@ def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path:
         process.start()
         assert held.wait(240)
         with pytest.raises(featstore.StaleError, match="open the new one"):
-            make_loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
+            featstore.Loader(g, features="x", strategy=featstore.Packed(old, cache=0.1))
         process.join(240)
         assert process.exitcode == 0
         process.close()
@@ -220,7 +220,7 @@ def test_other_scores_are_another_layout(dataset: Path, pack: Path, tmp_path: Pa
             with make_loader(there, **options) as loader:
                 assert len(list(loader)) == 25
         with pytest.raises(OSError, match="degrees are not in the pack"):
-            make_loader(there, strategy="packed", policy=ByDegree, features=["x", "z"], feature_cache=0.3)
+            featstore.Loader(there, features=["x", "z"], strategy=featstore.Packed(policy=ByDegree, cache=0.3))
 
 
 class Planned(Belady):
@@ -359,7 +359,7 @@ def test_packs_of_no_batches(dataset: Path, tmp_path: Path, policy: str) -> None
         with make_loader(g, strategy="auto", **options) as loader:
             assert list(loader) == []
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
-        with make_loader(there, strategy="packed", policy=policy, features=["x", "z"], feature_cache=0.1) as loader:
+        with featstore.Loader(there, features=["x", "z"], strategy=featstore.Packed(policy=policy, cache=0.1)) as loader:
             assert list(loader) == []
 
 

@@ -143,10 +143,10 @@ def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_pat
         with pytest.raises(OSError, match="disk budget"):
             featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, path=tmp_path / "p", disk="0.01x")
         with pytest.raises(OSError, match="disk budget"):
-            with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="0.001x") as loader:
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy=featstore.Superbatch(disk="0.001x")) as loader:
                 next(iter(loader))
         with pytest.raises(ValueError, match="or a multiple of the features"):
-            make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="half")
+            featstore.Loader(g, sampler, g.node_data["train_idx"], strategy=featstore.Superbatch(disk="half"))
 
 
 class Watched(threading.Thread):
@@ -331,10 +331,10 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path, dev
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
         with pytest.raises(featstore.OptionError, match="device_cache: the layout of a pack has chosen its rows"):
-            make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=featstore.DeviceCache(0.1, "degree"))
+            featstore.Loader(g, device_cache=featstore.DeviceCache(0.1, "degree"), strategy=featstore.Packed(mine, cache=0.1))
         for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):
-                make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
+                featstore.Loader(g, device_cache=size, features=["x", "z"], strategy=featstore.Packed(mine, cache=0.1))
         options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}
         options["device"] = device
         with make_loader(g, device_cache=139 * 100 + 138, **options) as loader:
@@ -351,7 +351,7 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
     there = tmp_path / "there"
     shutil.move(mine, there)
     with featstore.PackedGraph(there, memory="64MB") as g:
-        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"], device=device) as loader:
+        with featstore.Loader(g, features=["x", "z"], device=device, strategy=featstore.Packed(policy="frequency")) as loader:
             found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
             assert loader.stats()["hits"]["device"] > 0
         assert g.memory_report()["node data"] == 8 * N

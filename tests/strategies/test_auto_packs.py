@@ -81,14 +81,14 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
         monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: slow)
         first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
-            with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
+            with featstore.Loader(g, strategy=featstore.Auto(pack=frozen, cache=0.1, epochs=epochs)) as auto:
                 found = auto.stats()["auto"]
                 first = first or found["estimates"]
                 possible = [each for each in found["estimates"] if not each["impossible"]]
                 assert {each["strategy"] for each in possible} == set(STRATEGIES)
                 assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
         assert found["taken"]["strategy"] == "packed"  # many epochs: what packing costs is spread over them
-        with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=1) as auto:
+        with featstore.Loader(g, strategy=featstore.Auto(pack=frozen, cache=0.1, epochs=1)) as auto:
             there = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
         policy = found["taken"]["policy"]
         before = next(e for e in first if (e["strategy"], e["policy"]) == ("packed", policy))

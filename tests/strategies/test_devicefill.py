@@ -296,7 +296,7 @@ def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path, device: 
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, np.arange(0, N, 2), BATCH, path=tmp_path / "p", progress=False).close()
         with pytest.raises(OptionError, match="device_cache: the layout of a pack is made for so many rows on the device"):
-            make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device=device, device_cache="auto")
+            featstore.Loader(g, labels=None, device=device, device_cache="auto", strategy=featstore.Packed(tmp_path / "p"))
 
 
 def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:

@@ -273,7 +273,9 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
     def taken(memory: int) -> dict[str, Any]:
         with featstore.open(graph, memory=memory) as g:
             sampler = featstore.NeighborSampler(g, [5, 5])
-            with make_loader(g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, strategy="auto") as loader:
+            with featstore.Loader(
+                g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, strategy="auto"
+            ) as loader:
                 assert sum(1 for _ in loader) == len(loader)
                 found: dict[str, Any] = loader.stats()["auto"]
         return found

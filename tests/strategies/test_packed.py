@@ -219,8 +219,8 @@ def test_arguments(dataset: Path, pack: Path) -> None:
         ]
         for options, words in wrong:
             refuses(ValueError, words, lambda: make_loader(g, **options))
-        refuses(FileNotFoundError, "", lambda: make_loader(g, strategy="packed", pack=pack.parent / "none"))
-        refuses(featstore.FormatError, "is not a pack", lambda: make_loader(g, strategy="packed", pack=dataset))
+        refuses(FileNotFoundError, "", lambda: featstore.Loader(g, strategy=featstore.Packed(pack.parent / "none")))
+        refuses(featstore.FormatError, "is not a pack", lambda: featstore.Loader(g, strategy=featstore.Packed(dataset)))
 
 
 def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
             with pytest.raises(AttributeError, match="topology"):
                 _ = g.topology
             for policy in ("belady", "frequency"):
-                with make_loader(g, features=["x", "z"], strategy="packed", policy=policy) as loader:
+                with featstore.Loader(g, features=["x", "z"], strategy=featstore.Packed(policy=policy)) as loader:
                     found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
                 for number, (index, tensors, blocks) in enumerate(ondemand):
                     batch = found[number // 25, index]
@@ -359,7 +359,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                     assert torch.equal(batch.y, tensors[2])
                     assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
                 del found, batch
-            refuses(OSError, "not in the pack", lambda: make_loader(g, features=["x"], strategy="packed", feature_cache=0.2))
+            refuses(OSError, "not in the pack", lambda: featstore.Loader(g, features=["x"], strategy=featstore.Packed(cache=0.2)))
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
 

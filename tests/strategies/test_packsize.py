@@ -261,4 +261,4 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(data, tmp
             g, sampler_of(g), g.node_data["train_idx"], 50, path=tmp_path / "q", progress=False
         ) as pack:
             monkeypatch.setattr("featstore.pack.makelayout.free_bytes", lambda path: needed + 100_000)
-            make_loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+            featstore.Loader(g, strategy=featstore.Packed(pack, cache=0.1)).close()

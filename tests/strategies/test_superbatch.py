@@ -190,7 +190,9 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
                     raise ZeroDivisionError("batch 12")
                 return inner.sample(seeds, epoch, index)
 
-        with make_loader(g, Failing(), g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5) as loader:
+        with featstore.Loader(
+            g, Failing(), g.node_data["train_idx"], batch_size=40, strategy=featstore.Superbatch(length=5)
+        ) as loader:
             refuses(ZeroDivisionError, "batch 12", lambda: list(loader))
         assert not os.path.exists(f"{dataset}.runs")
 
@@ -258,8 +260,12 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
     monkeypatch.setattr(cacheplans.SectionWriter, "append", full)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with make_loader(
-            g, sampler, g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5, run_dir=tmp_path / "runs"
+        with featstore.Loader(
+            g,
+            sampler,
+            g.node_data["train_idx"],
+            batch_size=40,
+            strategy=featstore.Superbatch(length=5, run_dir=tmp_path / "runs"),
         ) as loader:
             caught = refuses(OSError, "next-1", lambda: list(loader))
             assert caught.value.errno == 28

@@ -100,11 +100,11 @@ def test_packs_of_relative_paths(home: Path) -> None:
     with featstore.open("g", memory="64MB") as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], BATCH, path="g.pack", progress=False).close()
-        loader = make_loader(g, strategy="packed", pack="g.pack", feature_cache=0.1)
+        loader = featstore.Loader(g, strategy=featstore.Packed("g.pack", cache=0.1))
         with loader:
             run_epochs(loader, x, home)
     os.chdir(home)
-    with featstore.PackedGraph("g.pack", memory="64MB") as there, make_loader(there, strategy="packed") as loader:
+    with featstore.PackedGraph("g.pack", memory="64MB") as there, featstore.Loader(there, strategy="packed") as loader:
         run_epochs(loader, x, home)
     assert not os.listdir(home.parent / "elsewhere")
     assert sorted(os.listdir(home)) == ["g", "g.pack"]
@@ -129,10 +129,10 @@ def test_a_tilde_is_the_home_directory_of_python(home: Path, monkeypatch: pytest
         x_of_g, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         seeds = g.node_data["train_idx"]
         featstore.sample_offline(g, sampler, seeds, BATCH, path="~/p", progress=False).close()
-        with make_loader(g, strategy="packed", pack="~/p", feature_cache=0.1) as loader:
+        with featstore.Loader(g, strategy=featstore.Packed("~/p", cache=0.1)) as loader:
             run_epochs(loader, x_of_g, home)
         assert featstore.EpochSampler(g, [4], run_dir="~/runs").run_dir == str(home / "runs")
-        with make_loader(g, sampler, seeds, BATCH, strategy="superbatch", superbatch=3, run_dir="~/runs") as loader:
+        with featstore.Loader(g, sampler, seeds, BATCH, strategy=featstore.Superbatch(length=3, run_dir="~/runs")) as loader:
             next(batches := iter(loader))
             assert os.listdir(home / "runs")
             batches.close()  # type: ignore[attr-defined]
