@@ -284,7 +284,7 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
     with featstore.open(data, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         seeds = g.node_data["train_idx"]
-        options: dict[str, Any] = {"strategy": "packed", "feature_cache": 0.1}
+        options: dict[str, Any] = {"strategy": "packed", "cache": 0.1}
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "p") as pack:
             assert (pack.record["fanouts"], pack.record["batch_size"], pack.record["drop_last"]) == ([4, 3], 100, False)
             with pytest.raises(ValueError, match=r"batch_size=1000: .* of 100 seeds"):
@@ -314,7 +314,7 @@ def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | 
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         x = g.features["x"][:]
         with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 100, path=tmp_path / "p") as pack:
-            options: dict[str, Any] = {"pack": pack, "feature_cache": size}
+            options: dict[str, Any] = {"pack": pack, "cache": size}
             with make_loader(g, strategy="auto", epochs=50, **options) as loader:
                 assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
             with featstore.open(data, memory="4MB") as tight:

@@ -102,7 +102,7 @@ def test_model_of_no_layers():
 
 
 def test_learns_and_reports(planted):
-    result = run(planted.path, {"policy": "degree", "feature_cache": 0.2}, epochs=4)
+    result = run(planted.path, {"policy": "degree", "cache": 0.2}, epochs=4)
     last = result.epochs[-1]
     assert last.test_accuracy > 0.85
     assert last.val_accuracy > 0.85
@@ -169,15 +169,15 @@ def test_cache_sizes(small):
             make_loader(g, sampler, small.train_idx, 40, **options).close()
             return [g.features[name].cache.capacity for name in ("x", "h") if g.features[name].cache is not None]
 
-        assert rows(features=["x", "h"], feature_cache=0.25, policy="lru") == [250, 250]
-        assert rows(features=["x", "h"], feature_cache=1.0) == [1000, 1000]
-        both = rows(features=["x", "h"], feature_cache=80_000)
+        assert rows(features=["x", "h"], cache=0.25, policy="lru") == [250, 250]
+        assert rows(features=["x", "h"], cache=1.0) == [1000, 1000]
+        both = rows(features=["x", "h"], cache=80_000)
         assert both[0] == both[1] == (80_000 - 2 * 4000) // 700
-        assert rows(features=["x", "h"], feature_cache="10MB") == [1000, 1000]
-        caught = refuses(BudgetError, "", lambda: rows(feature_cache="100B"))
+        assert rows(features=["x", "h"], cache="10MB") == [1000, 1000]
+        caught = refuses(BudgetError, "", lambda: rows(cache="100B"))
         assert caught.value.needed == 4100
         with pytest.raises(ValueError, match="one cache"):
-            rows(features=["x", "h"], policy=featstore.get_policy("lru"), feature_cache=0.5)
+            rows(features=["x", "h"], policy=featstore.get_policy("lru"), cache=0.5)
         refuses(ValueError, "no policy", lambda: rows(policy="magic"))
 
 

@@ -30,7 +30,7 @@ from tests.strategies.test_superbatch import dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
-TIERS: dict[str, Any] = {"feature_cache": 0.1, "device_cache": 0.05}
+TIERS: dict[str, Any] = {"cache": 0.1, "device_cache": 0.05}
 
 
 class Order:
@@ -72,7 +72,7 @@ class Order:
 def test_assembly_goes_on_beside_the_transfer(dataset, pack, tmp_path, ondemand, policy, wait_for, device, monkeypatch) -> None:
     """Each batch is put together after the next one's gather, and with Belady its changes of the host's cache, and is as ever."""
     mine = copied(pack, tmp_path)
-    options = {**TIERS, "policy": policy, "device": device, **({"superbatch": 7} if policy == "belady" else {})}
+    options = {**TIERS, "policy": policy, "device": device, **({"length": 7} if policy == "belady" else {})}
     run(dataset, mine, epochs=0, **options)
     order = Order(monkeypatch, 50, wait_for)
     found, stats = run(dataset, mine, epochs=1, prefetch=2, **options)

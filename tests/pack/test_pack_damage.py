@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 N = 300
 DAMAGE = (CorruptionError, FormatError, FileNotFoundError)
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "y": {"features": ["x", "z"], "feature_cache": 0.2, "superbatch": 3},
-    "t": {"features": ["x"], "policy": "frequency", "feature_cache": 0.02, "device_cache": 0.02, "disk": "4.5x"},
+    "y": {"features": ["x", "z"], "cache": 0.2, "length": 3},
+    "t": {"features": ["x"], "policy": "frequency", "cache": 0.02, "device_cache": 0.02, "disk": "4.5x"},
 }
 
 

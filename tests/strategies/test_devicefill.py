@@ -45,8 +45,8 @@ def tier_of(made: featstore.Loader) -> Any:
 def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str) -> None:
     """The first step decides; plans that were made before are run as they are; the next epoch has all of it."""
     options = {**STRATEGIES[name], "device": device}
-    if options.get("feature_cache") is None:
-        options["feature_cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
+    if options.get("cache") is None:
+        options["cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
     with featstore.open(dataset, memory="2MiB") as g, loader(g, options) as made:
         assert made.stats()["device_cache"] == {"rows": 0, "bytes": 0, "why": "no step is done yet"}
         batches = []

@@ -20,12 +20,12 @@ from tests.support.loaders import make_loader
 N = 30_000
 OPTIONS: dict[str, dict[str, Any]] = {
     "on demand, in one thread": {"prefetch": 0, "threads": 1},
-    "on demand, cache": {"feature_cache": 0.05, "labels": "y"},
-    "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "feature_cache": 0.05, "labels": "y"},
-    "superbatch of four": {"strategy": "superbatch", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
-    "serial": {"strategy": "superbatch", "overlap": False, "feature_cache": "500KB"},
-    "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "feature_cache": "500KB", "labels": "y"},
-    "streamed of four": {"strategy": "streamed", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
+    "on demand, cache": {"cache": 0.05, "labels": "y"},
+    "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "cache": 0.05, "labels": "y"},
+    "superbatch of four": {"strategy": "superbatch", "length": 4, "features": ["x", "z"], "prefetch": 0},
+    "serial": {"strategy": "ginex", "cache": "500KB"},
+    "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "cache": "500KB", "labels": "y"},
+    "streamed of four": {"strategy": "streamed", "length": 4, "features": ["x", "z"], "prefetch": 0},
     "auto": {"strategy": "auto"},
 }
 

@@ -20,9 +20,9 @@ from tests.support.sampled import covering
 
 N, BATCH = 900, 25
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "superbatch": {"strategy": "superbatch", "superbatch": 3},
-    "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False},
-    "streamed": {"strategy": "streamed", "superbatch": 3},
+    "superbatch": {"strategy": "superbatch", "length": 3},
+    "serial": {"strategy": "ginex", "length": 3},
+    "streamed": {"strategy": "streamed", "length": 3},
     "streamed, its length chosen": {"strategy": "streamed"},
     "auto": {"strategy": "auto"},
 }
@@ -72,7 +72,7 @@ def test_run_files_stay_where_they_were_asked_for(home: Path, strategy: str, run
     where.parent.mkdir(exist_ok=True)
     with featstore.open("g", memory="64MB", threads=2) as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
-        options = {"feature_cache": 0.1, **STRATEGIES[strategy], **({} if run_dir is None else {"run_dir": run_dir})}
+        options = {"cache": 0.1, **STRATEGIES[strategy], **({} if run_dir is None else {"run_dir": run_dir})}
         with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             run_epochs(loader, x, home)
             if strategy != "auto":
@@ -88,7 +88,7 @@ def test_a_loader_made_before_keeps_its_directory(home: Path) -> None:
     """The directory is that of the moment when the loader is made, not of its first epoch."""
     with featstore.open("g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 3, "run_dir": "runs"}
+        options: dict[str, Any] = {"strategy": "superbatch", "length": 3, "run_dir": "runs"}
         with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             go(home)
             for _ in zip(range(2), loader, strict=False):
