@@ -54,7 +54,7 @@ from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.domain import Domain
-from featstore.strategies.estimates import choose, foreseen_lengths
+from featstore.strategies.estimates import choose, estimate_lengths
 from featstore.strategies.memory import AHEAD, FRACTIONS
 from featstore.strategies.profile import DISK_FRACTION, profile_batches
 from featstore.strategies.superbatchepoch import most_ahead
@@ -245,7 +245,7 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, nodes: Domain, w
     has_types = not graph.types.is_one
     context = Context(graph, batches, *domains, threads, threads, batch=batch, chosen=chosen, has_types=has_types)
     cache = workload.capacity / nodes.n if workload.capacity else None
-    lengths = foreseen_lengths(context, {"cache": cache, "length": options.length or "auto", "disk": disk})
+    lengths = estimate_lengths(context, {"cache": cache, "length": options.length or "auto", "disk": disk})
     return choose(workload, machine, lengths, has_types=has_types)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["BatchCounts", "GatherCounts", "Overlap", "ReadCounts", "Stopwatch"]
+__all__ = ["BatchCounts", "GatherCounts", "Overlap", "ReadCounts", "StageTimer"]
 
 
-class Stopwatch:
+class StageTimer:
     """Seconds by name, added up from any thread."""
 
     def __init__(self) -> None:

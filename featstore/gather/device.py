@@ -14,7 +14,7 @@ from featstore._core.rows import copy_rows
 from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "Read", "check_device", "record_here", "settle", "spare_bytes"]
+__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "Read", "available_bytes", "check_device", "record_here", "settle"]
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # torch 2.2 has it under this name alone
 
@@ -49,7 +49,7 @@ def check_device(device: torch.device | str) -> torch.device:
     return found
 
 
-def spare_bytes(device: torch.device) -> int | None:
+def available_bytes(device: torch.device) -> int | None:
     """Count the bytes that torch could allocate on a CUDA device now; None for other devices, which the budget covers."""
     if device.type != "cuda":
         return None

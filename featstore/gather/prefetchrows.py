@@ -87,7 +87,7 @@ class RowPrefetcher:
         # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._thread = threading.Thread(target=self._run, name="featstore-readahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="featstore-prefetch", daemon=True)
 
     def begin(self) -> None:
         """Start the thread. Not done by the constructor, so that the caller can first arrange for :meth:`close`."""

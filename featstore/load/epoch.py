@@ -66,7 +66,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             stop=stop,
             threads=run.threads,
             depth=depth,
-            watch=stages.watch,
+            timer=stages.timer,
             release=partial(stages.release, run),
             releasing=stages.releasing,
             may_begin=run.may_begin,

@@ -537,7 +537,7 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
                 **context.counts.total(),
                 **context.nodes.reads.total(),
                 "prefetch": min(depths, default=self._runner.prefetch),
-                "seconds": context.watch.seconds(),
+                "seconds": context.timer.seconds(),
                 "hidden": self._stages.overlap.hidden,
                 **describe(context.on_device),
                 **self._windows,

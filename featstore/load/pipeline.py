@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar, cast
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.counters import Overlap, Stopwatch
+from featstore.gather.counters import Overlap, StageTimer
 
 __all__ = ["FINALIZER_JOIN_S", "Pipeline"]
 
@@ -77,7 +77,7 @@ class Pipeline(Generic[A, B, C]):
     depth : int
         Items that are assembled or being assembled, transferred or not, beyond the one that the loop holds. It bounds both
         queues. 0: all stages run in the caller's thread.
-    watch : Stopwatch
+    timer : StageTimer
         Measures ``wait``: the seconds that :meth:`get` waited.
     release : callable () -> bool, optional
         Called to free memory when there is none for an item that the loop waits for; returns False if none can be freed.
@@ -109,7 +109,7 @@ class Pipeline(Generic[A, B, C]):
         stop: int,
         threads: int,
         depth: int,
-        watch: Stopwatch,
+        timer: StageTimer,
         release: Callable[[], bool] = lambda: False,
         releasing: Callable[[], AbstractContextManager[None]] = nullcontext,
         may_begin: Callable[[int], bool] = lambda item: True,
@@ -128,7 +128,7 @@ class Pipeline(Generic[A, B, C]):
         self._stop = stop
         self._depth = depth
         self._ahead = threads
-        self._watch = watch
+        self._timer = timer
         # The loop takes the lock itself, not the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         # The loop waits for items in a queue: Ctrl-C may leave Condition.wait() without the lock.
         self._lock = threading.RLock()
@@ -213,7 +213,7 @@ class Pipeline(Generic[A, B, C]):
                 self._changed.notify_all()
         finally:
             waited = time.perf_counter() - begin
-            self._watch.add("wait", waited)
+            self._timer.add("wait", waited)
             self._overlap.waited(waited)
         if isinstance(outcome, _Failure):
             try:

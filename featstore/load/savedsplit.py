@@ -89,7 +89,7 @@ class HistorySplit:
         self.is_done = True
         graph = context.graph
         assert isinstance(graph, OutOfCoreGraph)  # a history goes with a sampler
-        with context.watch.time("split"):
+        with context.timer.time("split"):
             try:
                 nodes, found = self._choose(context, memory, cache, policy, serial=serial)
                 graph.pool.trim()

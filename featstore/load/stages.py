@@ -15,7 +15,7 @@ import torch
 
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.counters import GatherCounts, Overlap
-from featstore.gather.device import Apart, DeviceArray, spare_bytes
+from featstore.gather.device import Apart, DeviceArray, available_bytes
 from featstore.gather.plan import EdgePlan, Tier
 from featstore.load.disjoint import Places, batch_nodes, places_of, room_for
 from featstore.load.edges import gather_edges
@@ -65,13 +65,13 @@ class Stages:
     ) -> None:
         self._labels, self._history = labels, history
         self._types, self._kind = types, kind
-        self.watch, self.memory, self.overlap = context.watch, memory, Overlap()
+        self.timer, self.memory, self.overlap = context.timer, memory, Overlap()
         self._g, self._context = context.graph, context
         self._stores = context.nodes.stores
         self._on_device = context.on_device
         # None: a batch is complete once it is assembled.
         is_whole = context.device.type == "cpu" and self._on_device is None
-        self._transfer = None if is_whole else Transfer(context.device, self.watch)
+        self._transfer = None if is_whole else Transfer(context.device, self.timer)
         # Passed to stores only if the loader's number of copying threads differs from the graph's.
         own = context.copy_threads != context.graph.options.threads
         self._copying: dict[str, Any] = {"threads": context.copy_threads} if own else {}
@@ -137,7 +137,7 @@ class Stages:
         needed = 4 * self.memory.batch_bytes(self.memory.batch.n_rows)
         if self.memory.unused() < needed or self._g.budget.available < needed:
             return False
-        on_device = spare_bytes(self._context.device)
+        on_device = available_bytes(self._context.device)
         return on_device is None or on_device >= needed
 
     def releasing(self) -> AbstractContextManager[None]:
@@ -200,7 +200,7 @@ class Stages:
             self._gather_edges(batch)
             self._gather_features(run, batch)
             features, places = self._delivered(batch)
-            with self.watch.time("labels"):
+            with self.timer.time("labels"):
                 of_seeds = self._labels.of(sampled, self._orders.get(run))
             made = self._made(run, batch, features, *of_seeds)
             run.passed(batch.position)  # last: once a batch has passed, it may not ask for memory again
@@ -250,7 +250,7 @@ class Stages:
             places[name] = Places(at[rows], room_for(gathered, at[rows], pool) if on_host else None)
         if self._transfer is not None:
             return batch.features, places
-        with self.watch.time("gather"):
+        with self.timer.time("gather"):
             return {name: places[name].of(rows, self._context.copy_threads) for name, rows in batch.features.items()}, {}
 
     def _gather_features(self, run: EpochRun, batch: Batch) -> None:
@@ -261,9 +261,9 @@ class Stages:
                 if name not in batch.features:
                     batch.features[name] = self._gather(run, name, batch)
         finally:
-            self.watch.add("gather", time.perf_counter() - begin - counts.update_s)
+            self.timer.add("gather", time.perf_counter() - begin - counts.update_s)
             if counts.update_s:
-                self.watch.add("update", counts.update_s)
+                self.timer.add("update", counts.update_s)
             self._context.nodes.reads.add(counts.read)
             counts.read, counts.update_s = ReadStats(), 0.0
 
@@ -278,7 +278,7 @@ class Stages:
                     of_types[kind] = blocks_of(types, name, batch.sampled.blocks)
                 blocks = of_types[kind]
                 try:
-                    with self.watch.time("edges"):
+                    with self.timer.time("edges"):
                         by: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
                         if by is None:  # checked and joined once, even if the gather is repeated for lack of memory
                             if kind not in batch.edge_numbers:
@@ -310,7 +310,7 @@ class Stages:
         ids = torch.from_numpy(batch.rows_of(of, self._g.pool)) if split is None else split[1]
         rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, counts, **self._copying)
         if Tier.PACKED in tiers:
-            self.watch.add("read", counts.read.waited_s - before)
+            self.timer.add("read", counts.read.waited_s - before)
         if part is not None and array is not None:
             batch.apart[name] = Apart(array, part, rows, whole)
             counts.count(Tier.DEVICE, len(part.slots))

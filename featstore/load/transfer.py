@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featstore.gather.counters import Stopwatch
+from featstore.gather.counters import StageTimer
 from featstore.gather.device import Apart
 from featstore.load.disjoint import Places
 from featstore.load.minibatch import LoadedBatch
@@ -45,7 +45,7 @@ class Transfer:
     Parameters
     ----------
     device : torch.device
-    watch : Stopwatch
+    timer : StageTimer
         Measures the stage ``transfer``.
 
     Attributes
@@ -60,15 +60,15 @@ class Transfer:
     back to its pool, and the batch may be used in any stream.
     """
 
-    def __init__(self, device: torch.device, watch: Stopwatch) -> None:
+    def __init__(self, device: torch.device, timer: StageTimer) -> None:
         cuda: Any = torch.cuda
         self.device = numbered(device)
         self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
-        self._watch = watch
+        self._timer = timer
 
     def __call__(self, position: int, assembled: Assembled) -> LoadedBatch:
         """Copy batch ``position`` to the device, and join all of its rows there."""
-        with self._watch.time("transfer"):
+        with self._timer.time("transfer"):
             if self._stream is None:
                 batch = self._move(assembled)
             else:

@@ -33,7 +33,7 @@ class AccessCounts:
             n, order = self._context.graph.num_nodes, self._context.batches.epoch(0)
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
-            with self._context.watch.time("presample"), contextlib.closing(order.windowed(0)) as batches:
+            with self._context.timer.time("presample"), contextlib.closing(order.windowed(0)) as batches:
                 for index in range(len(order)):
                     counts[batches.sample(index).input_ids.numpy()] += 1
             self._counts = counts

@@ -36,7 +36,7 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.context import Chosen, Context
 from featstore.strategies.devicefill import DEVICE_POLICY, SIZED_LATER, FilledLater
 from featstore.strategies.domain import Domain
-from featstore.strategies.estimates import choose, foreseen_lengths, made_with
+from featstore.strategies.estimates import choose, estimate_lengths, made_with
 from featstore.strategies.lists import AS_THEY_ARE, EXPECTED, Lists, keep_lists, may_keep_lists
 from featstore.strategies.lookahead import degree_bytes, rows_in_memory, rows_in_use
 from featstore.strategies.memory import AHEAD, FRACTIONS, ask
@@ -136,7 +136,7 @@ class Auto(Strategy):
                 cache = _size_of(context.nodes, pack_rows)
             elif pack is not None:
                 pack_rows = rows_of_size(context.nodes, cache)
-            with context.watch.time("auto"):
+            with context.timer.time("auto"):
                 rows = rows_in_memory(context, memory, cache)
                 if first.choice is not None:
                     decision = _of_first(first.choice)
@@ -440,7 +440,7 @@ class _Trial:
             sample_read_s=n * (read_s + more_s),
         )
         workload = replace(workload, on_disk=self.counted)
-        lengths = foreseen_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
+        lengths = estimate_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
         asked = {
             "has_history": context.has_history,
             "has_types": context.has_types,

@@ -233,8 +233,8 @@ class Strategy(ABC):
         """
         return None
 
-    def foreseen(self, context: Context) -> Length | None:
-        """Foresee the length of a run's superbatches, for ``Workload.superbatch``; None, the default: there are none.
+    def estimate_length(self, context: Context) -> Length | None:
+        """Estimate the length of a run's superbatches, for ``Workload.superbatch``; None, the default: there are none.
 
         Parameters
         ----------

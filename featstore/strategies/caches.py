@@ -45,7 +45,7 @@ def make_online_edge_caches(context: Context, sizes: Mapping[str, int], policy: 
     for name, rows in context.edges.capacities(sizes, get_policy(policy)).items():
         own = get_policy(policy)
         assert isinstance(own, OnlinePolicy)
-        with context.graph.locked(), context.watch.time("cache"):  # an epoch of another loader may begin meanwhile
+        with context.graph.locked(), context.timer.time("cache"):  # an epoch of another loader may begin meanwhile
             if not context.edges.is_claimed(name):
                 context.edges.make_cache(name, rows, policy=own)
 

@@ -13,7 +13,7 @@ from featstore.budget import Budget
 from featstore.cache.devicetier import DeviceTier
 from featstore.estimate.batchsize import BatchSize
 from featstore.estimate.misses import UNKNOWN, MissCurves
-from featstore.gather.counters import BatchCounts, Stopwatch
+from featstore.gather.counters import BatchCounts, StageTimer
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import Graph
@@ -120,7 +120,7 @@ class Context:
         Node data that the loader delivers.
     prefetch : int
         Batches made ahead of the one that the loop holds, while memory suffices.
-    watch : Stopwatch
+    timer : StageTimer
         Measures the stages.
     counts : BatchCounts
         Counts the batches delivered.
@@ -152,7 +152,7 @@ class Context:
     on_device: OnDevice | None = None
     labels: tuple[str, ...] = ()
     prefetch: int = 0
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    timer: StageTimer = field(default_factory=StageTimer)
     counts: BatchCounts = field(default_factory=BatchCounts)
     batch: BatchSize | None = None
     chosen: Chosen = Chosen()

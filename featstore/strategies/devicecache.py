@@ -151,7 +151,7 @@ def with_tier(context: Context, cache: DeviceCache) -> Context:
         return replace(context, device_rows=n_rows)
     if not any(n_rows) or not context.features:
         return context
-    with context.watch.time("cache"):
+    with context.timer.time("cache"):
         tiers = make_tiers(context, cache.static_policy, n_rows)
         return replace(context, on_device=OnDevice(tiers or ()))
 

@@ -17,7 +17,7 @@ from featstore.strategies.context import Context
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
-__all__ = ["Lengths", "choose", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
+__all__ = ["Lengths", "choose", "estimate_all", "estimate_lengths", "estimate_of", "made_with"]
 
 Lengths: TypeAlias = "dict[tuple[str, str], Length]"  # by strategy and policy
 
@@ -27,8 +27,8 @@ def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
     return cls(**{name: each for name, each in options.items() if name in options_of(cls)})
 
 
-def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
-    """Foresee the length of superbatches for each strategy that estimates itself, under each of its policies.
+def estimate_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
+    """Estimate the length of superbatches for each strategy that estimates itself, under each of its policies.
 
     Strategies without superbatches are left out. The length of a strategy that lacks memory is marked impossible: the strategy
     cannot be taken. A strategy gets those of ``options`` that it has. With an ``edge_cache``, policies that plan no caches of
@@ -39,19 +39,19 @@ def foreseen_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
     for name in available_strategies():
         with suppress(PluginError):  # the estimates report it
             cls = find_strategy(name)
-            if "estimate" not in vars(cls) or cls.foreseen is Strategy.foreseen:
+            if "estimate" not in vars(cls) or cls.estimate_length is Strategy.estimate_length:
                 continue
             for policy in cls.judged_with:
                 if policy != PLANNED and options.get("edge_cache"):
                     continue
                 try:
                     strategy = made_with(cls, given if policy == PLANNED else {**given, "policy": policy})
-                    length = strategy.foreseen(context)
+                    length = strategy.estimate_length(context)
                 except BudgetError as error:
                     more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
                     length = Length(1, len(context.batches), impossible=more)
                 except Exception as error:  # of a plug-in, which the user did not ask for: the others are compared
-                    more = f"strategy {name!r} ({cls.__module__}.{cls.__qualname__}) cannot be made or foreseen: "
+                    more = f"strategy {name!r} ({cls.__module__}.{cls.__qualname__}) cannot be made, or estimates no length: "
                     more += f"{type(error).__name__}: {error}"
                     warn(f"{more}; it is left out", PerformanceWarning)
                     length = Length(1, len(context.batches), impossible=more)
@@ -149,7 +149,7 @@ def choose(
     workload : Workload
     machine : Machine
     lengths : mapping of (str, str) to Length
-        See :func:`foreseen_lengths`. The choice gets the length of the strategy taken, or, if that has none, the length with
+        See :func:`estimate_lengths`. The choice gets the length of the strategy taken, or, if that has none, the length with
         most passes.
     has_history : bool
         True: strategies that run batches in another order cannot be taken.

@@ -116,7 +116,7 @@ class Lists:
         """Keep ``n_bytes`` of lists in memory instead, on loan; none if there is no memory."""
         graph, numbered = _drawn_from(context)
         try:
-            with context.watch.time("cache"):
+            with context.timer.time("cache"):
                 graph.cache_neighbors(n_bytes, edges=numbered)
         except BudgetError as error:  # other holders took the memory first
             return Lists(f"on the drive: {error.reason}", self.whole)

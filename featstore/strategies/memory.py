@@ -296,8 +296,8 @@ class Memory:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
 
-    def foreseen_for_caches(self, prefetch: int) -> int:
-        """Foresee the bytes of :meth:`left_for_caches` once all holders have their granted memory."""
+    def left_for_caches_after_grants(self, prefetch: int) -> int:
+        """Compute the bytes of :meth:`left_for_caches` once all holders have their granted memory."""
         granted = sum(self.granted.values())
         return self.left_for_caches(self.unused() - self._caches - granted + self._loop, prefetch)[0]
 

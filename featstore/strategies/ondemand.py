@@ -150,7 +150,7 @@ class OnDemandRunner(Runner):
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, device, is_static = self.context.graph, self.context.on_device, isinstance(get_policy(policy), StaticPolicy)
         self._beside, self._is_owed = self.context.tiers, False
-        with self.context.watch.time("cache"), AccessCounts(self.context) as counts:
+        with self.context.timer.time("cache"), AccessCounts(self.context) as counts:
             for name, n_bytes in sizes.items():
                 if graph.columns.get(name) is not self.context.nodes.stores[name]:
                     continue  # it was changed since: the loader goes on with the earlier rows, which have no cache any more
@@ -224,7 +224,7 @@ class _OnDemandEpoch(EpochRun):
         return self._context.threads
 
     def batch(self, position: int) -> Batch:
-        with self._context.watch.time("sample"):
+        with self._context.timer.time("sample"):
             return Batch(position, self._order.sample(position))
 
     def stop(self) -> None:

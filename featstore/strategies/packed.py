@@ -155,7 +155,7 @@ class Packed(Strategy):
             context.first.give(None)
         context, memory, chosen = self._ask(layouts, of_edges)
         made = [False] * len(chosen)
-        with context.watch.time("cache"):
+        with context.timer.time("cache"):
             if chosen and self.cache is None:
                 layouts.check_disk(chosen)
             elif chosen:

@@ -105,7 +105,7 @@ class PackedEpoch(EpochRun):
 
     def batch(self, position: int) -> Batch:
         index = int(self._order[position])
-        with self._context.watch.time("load"):
+        with self._context.timer.time("load"):
             pool, plans = self._context.graph.pool, dict[str, BatchPlan]()
             batch = Batch(position, self._pack.batch(self._base + index, pool), plans if self._layouts else None)
             for part in self._context.nodes.each:

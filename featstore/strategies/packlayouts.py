@@ -233,7 +233,7 @@ class PackLayouts:
 
     def make(self, chosen: Layouts) -> list[bool]:
         """Make the layouts that the pack lacks, one after the other; return which these were."""
-        with self.context.watch.time("pack"):
+        with self.context.timer.time("pack"):
             return [part.make(chosen[at], self._room(at, chosen)) for at, part in enumerate(self.parts)]
 
     def _room(self, at: int, chosen: Layouts) -> int | None:

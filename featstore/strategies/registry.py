@@ -78,7 +78,7 @@ def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
 def _checked(strategy: Strategy) -> Strategy:
     """Check what a strategy says of itself: a name that is text, as messages and states need it, and methods; return it."""
     label = STRATEGIES.check_name(strategy)
-    for method in ("run", "batches", "estimate", "foreseen"):
+    for method in ("run", "batches", "estimate", "estimate_length"):
         if not callable(getattr(strategy, method)):
             raise PluginError(f"{label}: {method} must be a method, not a {type(getattr(strategy, method)).__name__}")
     return strategy

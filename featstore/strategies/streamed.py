@@ -256,7 +256,7 @@ class StreamedSizes(SuperbatchSizes):
         memory.granted[PACKING] = max(memory.granted[PACKING], least)
         memory.tables = self._tables_bytes(batch, size)
         if self.planning.capacity is None:
-            self._rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
+            self._rows = min(nodes.n, memory.left_for_caches_after_grants(self.context.prefetch) // max(1, nodes.width))
         granted, self._packings = memory.granted[PACKING], 1
         for width, n, id_bytes in self._of_features(batch):
             missed = int(larger(n) * self._miss_share)
@@ -265,9 +265,9 @@ class StreamedSizes(SuperbatchSizes):
             self._packings = max(self._packings, len(of_one))
         return self.passes(batch).moved(self._packings * -(-self._n_batches // max(1, size)))
 
-    def foreseen(self, memory: Memory) -> Length:
+    def estimate_length(self, memory: Memory) -> Length:
         """See :class:`SuperbatchSizes`."""
-        found = super().foreseen(memory)
+        found = super().estimate_length(memory)
         return replace(found, passes=self._packings * found.passes)
 
     def _left(self, memory: Memory) -> int:

@@ -168,11 +168,11 @@ class Superbatch(Strategy):
         of_nodes = {} if self.cache == "auto" else context.nodes.sizes(self.cache, planning.policy, context.batch)
         return sum(of_nodes.values()) + sum(context.edges.bytes_of(planning.edge_rows).values())
 
-    def foreseen(self, context: Context) -> Length:
+    def estimate_length(self, context: Context) -> Length:
         """See :class:`~featstore.Strategy`."""
         context = ask_of_bytes(context, self.cache)
         _, memory, sizes = self.asked(context, self.planning(context))
-        return sizes.foreseen(memory)
+        return sizes.estimate_length(memory)
 
     def planning(self, context: Context) -> Planning:
         """Collect the limits of planning: disk, length, policies."""
@@ -294,7 +294,7 @@ class SuperbatchRunner(Runner):
         edges, rows = self.context.edges, self._planning.edge_rows
         if rows:
             self._edge_caches = ClaimedCaches(edges)
-            with self.context.watch.time("cache"):
+            with self.context.timer.time("cache"):
                 self._edge_caches.make({name: rows.get(name, 0) for name in edges.stores})
 
     def make_caches(self, size: int | float | str | None) -> None:
@@ -304,7 +304,7 @@ class SuperbatchRunner(Runner):
             context.divide(context, self.memory, size, self._planning.policy, serial=not self._planning.overlap)
         sizes, self.prefetch = size_caches(context, self.memory, size, self._planning.policy)
         if sizes:
-            with context.watch.time("cache"):
+            with context.timer.time("cache"):
                 self._make_caches(sizes, on_loan=size == "auto" or context.chosen.lends_caches)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:

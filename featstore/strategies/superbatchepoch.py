@@ -99,7 +99,7 @@ class SuperbatchEpoch(EpochRun):
             disk = DiskQuota(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk, planner)
-            time = context.watch.time
+            time = context.timer.time
             plans = partial(CachePlanner, runs=self._runs, disk=disk, room=room, pool=graph.pool, time=time)
             planners, packed = [], False
             for at, part in enumerate(parts):

@@ -94,11 +94,11 @@ class SuperbatchSizes:
         n, passes = self._accesses(batch), self.passes(batch)
         return judge_length(self.planning, self._n_batches, n, self._stored(batch), passes, size)
 
-    def foreseen(self, memory: Memory) -> Length:
+    def estimate_length(self, memory: Memory) -> Length:
         """Judge the superbatches of a run in its granted memory; adds the rows of each cache."""
         nodes, rows = self.context.nodes, self.planning.capacity
         if rows is None:
-            rows = min(nodes.n, memory.foreseen_for_caches(self.context.prefetch) // max(1, nodes.width))
+            rows = min(nodes.n, memory.left_for_caches_after_grants(self.context.prefetch) // max(1, nodes.width))
         return replace(self.judged(memory.batch, self.granted_length(memory)[0]), rows=rows)
 
     def _accesses(self, batch: BatchSize) -> int:

@@ -427,16 +427,16 @@ class StrategyContract(ABC):
                 workload = Workload(10_000, 400, 50, 100_000, capacity, hits, 100_000 - hits, 0.5, 0.2, 50)
                 estimate_of(self.registered_name, workload, machine)  # checks what it returns
 
-    def test_what_it_foresees_is_a_length_of_its_superbatches(self) -> None:
+    def test_its_estimate_is_a_length_of_its_superbatches(self) -> None:
         told = list[Length | None]()
         strategy = self.strategy()
         cls, run = type(strategy), type(strategy).run
 
-        def foreseeing(self: featstore.Strategy, context: featstore.Context) -> featstore.Runner:
-            told.append(self.foreseen(context))
+        def estimating(self: featstore.Strategy, context: featstore.Context) -> featstore.Runner:
+            told.append(self.estimate_length(context))
             return run(self, context)
 
-        with mock.patch.object(cls, "run", foreseeing), self._loader(strategy) as loader:
+        with mock.patch.object(cls, "run", estimating), self._loader(strategy) as loader:
             n = len(loader)
         for length in told:
             if length is not None:

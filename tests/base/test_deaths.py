@@ -73,10 +73,10 @@ def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace, t
         sampled: dict[str, Any] = {"seeds": seeds, "batch_size": 100}
         for options in (
             sampled,
-            sampled | {"strategy": "superbatch", "superbatch": 4},
-            sampled | {"strategy": "superbatch", "overlap": False, "feature_cache": 0.1},
-            sampled | {"strategy": "streamed", "feature_cache": 0.1},
-            {"strategy": "packed", "pack": path, "feature_cache": 0.1},
+            sampled | {"strategy": "superbatch", "length": 4},
+            sampled | {"strategy": "ginex", "cache": 0.1},
+            sampled | {"strategy": "streamed", "cache": 0.1},
+            {"strategy": "packed", "pack": path, "cache": 0.1},
         ):
             given = {} if "pack" in options else {"sampler": featstore.NeighborSampler(g, [5])}
             loader: Any = make_loader(g, **given, **options)

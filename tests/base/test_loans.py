@@ -246,7 +246,7 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
     reference = torch.from_numpy(small.x)
     with featstore.open(small.path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-        options: dict[str, Any] = {"policy": "degree"} if strategy == "ondemand" else {"superbatch": 3}
+        options: dict[str, Any] = {"policy": "degree"} if strategy == "ondemand" else {"length": 3}
         loader = make_loader(
             g,
             sampler,
@@ -254,7 +254,7 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
             batch_size=20,
             labels=None,
             strategy=strategy,
-            feature_cache="auto",
+            cache="auto",
             **options,
         )
         g.pool.trim()

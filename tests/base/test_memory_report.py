@@ -105,11 +105,11 @@ def test_a_report_is_a_mapping_of_bytes(clock: SimpleNamespace) -> None:
 MADE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
     # options; holders whose memory an epoch uses, so that it is lent anew after it; others
     "on demand": ({"strategy": "ondemand"}, set(), {"cache of 'x'"}),
-    "superbatch": ({"strategy": "superbatch", "superbatch": 3}, {"planner", "read ahead"}, {"cache of 'x'"}),
-    "streamed": ({"strategy": "streamed", "superbatch": 3}, {"planner", "packing", "extents read ahead"}, {"cache of 'x'"}),
-    "ginex": ({"strategy": "ginex", "superbatch": 3}, {FEATURES, "planner"}, set()),
+    "superbatch": ({"strategy": "superbatch", "length": 3}, {"planner", "read ahead"}, {"cache of 'x'"}),
+    "streamed": ({"strategy": "streamed", "length": 3}, {"planner", "packing", "extents read ahead"}, {"cache of 'x'"}),
+    "ginex": ({"strategy": "ginex", "length": 3}, {FEATURES, "planner"}, set()),
     "packed": ({"strategy": "packed"}, {"extents read ahead"}, {"cache of 'x'"}),
-    "epoch": ({"strategy": "ondemand", "feature_cache": None}, {"epoch samples"}, set()),
+    "epoch": ({"strategy": "ondemand", "cache": None}, {"epoch samples"}, set()),
 }
 
 
@@ -117,7 +117,7 @@ MADE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
 def test_loans_of_a_loader(small: SimpleNamespace, tmp_path: Path, clock: SimpleNamespace, name: str) -> None:
     """Made at 0 s; all is taken back; lent anew by an epoch from 6 to 7 s, and what the next one uses again at 20 s."""
     options, used, others = MADE[name]
-    options = {"feature_cache": "auto", "labels": None, "prefetch": 1, "threads": 1, **options}
+    options = {"cache": "auto", "labels": None, "prefetch": 1, "threads": 1, **options}
     with featstore.open(small.path, memory="64MiB") as g, ExitStack() as stack:
         kind = partial(featstore.EpochSampler, window=1000) if name == "epoch" else featstore.NeighborSampler
         options["sampler"] = kind(g, [5, 5], seed=1)
@@ -157,7 +157,9 @@ def test_what_an_epoch_uses_is_not_on_loan(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
         seeds = np.arange(0, small.num_nodes, 3)
-        with make_loader(g, sampler, seeds, 30, labels=None, strategy="superbatch", superbatch=3, feature_cache="auto") as loader:
+        with featstore.Loader(
+            g, sampler, seeds, 30, labels=None, strategy=featstore.Superbatch(length=3, cache="auto")
+        ) as loader:
             for _ in loader:
                 held = g.memory_report().holders
                 assert held["planner"].on_loan_bytes == held["read ahead"].on_loan_bytes == 0
@@ -174,7 +176,7 @@ def test_a_share_that_a_neighbor_cache_has_is_not_on_loan(small: SimpleNamespace
                 reports.append(g.memory_report())
                 return super().sample(*args, **kwargs)
 
-        options: dict[str, Any] = {"strategy": "ginex", "superbatch": 3, "feature_cache": "auto", "threads": 1, "labels": None}
+        options: dict[str, Any] = {"strategy": "ginex", "length": 3, "cache": "auto", "threads": 1, "labels": None}
         with make_loader(g, Watched(g, [5, 5], seed=1), np.arange(0, small.num_nodes, 3), 30, **options) as loader:
             sum(1 for _ in loader)
         held = [report.holders[NEIGHBORS] for report in reports if NEIGHBORS in report]
@@ -351,7 +353,7 @@ def test_no_loan_is_left_out() -> None:
 def test_a_report_beside_a_loop_agrees_with_itself(small: SimpleNamespace, strategy: str) -> None:
     with featstore.open(small.path, memory="32MiB") as g:
         sampler, seeds = featstore.NeighborSampler(g, [5, 5], seed=1), np.arange(0, small.num_nodes, 2)
-        options: dict[str, Any] = {"strategy": strategy, "superbatch": 3}
+        options: dict[str, Any] = {"strategy": strategy, "length": 3}
         reports, over = list[MemoryReport](), threading.Event()
 
         def report() -> None:
@@ -359,7 +361,7 @@ def test_a_report_beside_a_loop_agrees_with_itself(small: SimpleNamespace, strat
                 reports.append(g.memory_report())
 
         thread, interval = threading.Thread(target=report), sys.getswitchinterval()
-        with make_loader(g, sampler, seeds, 20, features=["x", "h"], labels=None, feature_cache="auto", **options) as loader:
+        with make_loader(g, sampler, seeds, 20, features=["x", "h"], labels=None, cache="auto", **options) as loader:
             sys.setswitchinterval(1e-4)
             thread.start()
             try:

@@ -57,7 +57,7 @@ def run(g: Any, policy: Any, epochs: int = 2, size: int = 3, **options: Any) -> 
     """Run epochs; every batch that comes has the right rows."""
     batches = {} if "pack" in options else {"sampler": sampler(g), "seeds": torch.arange(BATCH * N_BATCHES), "batch_size": BATCH}
     loader = make_loader(
-        g, **batches, features="x", labels=None, policy=policy, feature_cache=0.08, superbatch=size, prefetch=0, seed=2, **options
+        g, **batches, features="x", labels=None, policy=policy, cache=0.08, length=size, prefetch=0, seed=2, **options
     )
     with loader:
         for epoch in range(epochs):
@@ -75,7 +75,7 @@ def superbatch(g: Any, pack: Any, policy: Any) -> None:
 
 
 def serial(g: Any, pack: Any, policy: Any) -> None:
-    run(g, policy, strategy="superbatch", overlap=False, size=6)
+    run(g, policy, strategy="ginex", size=6)
 
 
 def streamed(g: Any, pack: Any, policy: Any) -> None:

@@ -15,9 +15,9 @@ from tests.support import taking
 from tests.support.loaders import make_loader
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "superbatch": {"superbatch": 3},
-    "ginex": {"superbatch": 10},  # the third batch is in its middle: at its end neighbour lists have the memory
-    "streamed": {"superbatch": 3},
+    "superbatch": {"length": 3},
+    "ginex": {"length": 10},  # the third batch is in its middle: at its end neighbour lists have the memory
+    "streamed": {"length": 3},
     "packed": {},
 }
 pytestmark = pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
@@ -41,7 +41,7 @@ def epoch(small: SimpleNamespace, pack: Path, name: str, parts: int | None) -> t
         else:
             options["seeds"], options["batch_size"] = np.arange(0, small.num_nodes, 3), 20
             options["sampler"] = featstore.NeighborSampler(g, [5, 5], seed=1)
-        with make_loader(g, strategy=name, feature_cache="auto", **options) as loader:
+        with make_loader(g, strategy=name, cache="auto", **options) as loader:
             found = []
             for batch in loader:
                 found += [rows.clone() for rows in batch.features.values()]
@@ -69,7 +69,7 @@ def test_a_cache_that_decides_by_itself_loses_none(small: SimpleNamespace) -> No
     """Nothing was planned: a row that its cache has given back is missed like any other."""
     with featstore.open(small.path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
-        with make_loader(g, sampler, np.arange(200), 20, labels=None, strategy="ondemand", feature_cache="auto") as loader:
+        with featstore.Loader(g, sampler, np.arange(200), 20, labels=None, strategy=featstore.OnDemand(cache="auto")) as loader:
             for batch in loader:
                 if batch.index == 3:
                     taking.take_back(g.budget, 1).release()

@@ -134,22 +134,22 @@ def test_shares_and_forgotten_units_everywhere(small: SimpleNamespace, tmp_path:
         g.cache_neighbors(0.0)
         assert g.neighbor_cache is None
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "features": "x", "strategy": "superbatch", "superbatch": 3}
-        with make_loader(g, sampler, small.train_idx, feature_cache="10%", **options) as loader:
+        options: dict[str, Any] = {"batch_size": 40, "features": "x", "strategy": "superbatch", "length": 3}
+        with make_loader(g, sampler, small.train_idx, cache="10%", **options) as loader:
             next(iter(loader))
             assert g.features["x"].cache.capacity == 100
         pack = featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p", progress=False)
         packed: dict[str, Any] = {"strategy": "packed", "pack": pack, "features": "x"}
-        with pack, make_loader(g, feature_cache="10%", device_cache="5%", **packed) as loader:
+        with pack, make_loader(g, cache="10%", device_cache="5%", **packed) as loader:
             next(iter(loader))
             assert g.memory_report()["device cache"] == 50 * 100
             assert len(loader.stats()["hits"]) > 1
             for call in (
                 lambda size: g.cache("x", size),
                 lambda size: g.cache_neighbors(size),
-                lambda size: make_loader(g, sampler, small.train_idx, 40, feature_cache=size),
-                lambda size: make_loader(g, sampler, small.train_idx, strategy="auto", feature_cache=size),
-                lambda size: make_loader(g, feature_cache=0.1, device_cache=size, **packed),
+                lambda size: featstore.Loader(g, sampler, small.train_idx, 40, strategy=featstore.OnDemand(cache=size)),
+                lambda size: featstore.Loader(g, sampler, small.train_idx, strategy=featstore.Auto(cache=size)),
+                lambda size: make_loader(g, cache=0.1, device_cache=size, **packed),
             ):
                 for size in ("0.1", 10):
                     with pytest.raises(ValueError, match=r"has no unit and would be a cache of .*probably '10%'"):

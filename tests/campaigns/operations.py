@@ -179,7 +179,7 @@ def pack(root: Path, seed: int, overwrite: bool) -> None:
 
 def layout(root: Path) -> None:
     with opened(root) as g:
-        make_loader(g, strategy="packed", pack=root / "p", features="x", labels="y", feature_cache=0.1).close()
+        featstore.Loader(g, features="x", labels="y", strategy=featstore.Packed(root / "p", cache=0.1)).close()
 
 
 def import_folder(root: Path) -> None:
@@ -236,7 +236,7 @@ def epoch(root: Path, strategy: str = "superbatch", **options: Any) -> None:
     """Load an epoch by way of run files; its batches must be right."""
     with opened(root) as g:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
-        options = {"strategy": strategy, "superbatch": 4, "feature_cache": 0.1, "run_dir": root / "runs", **options}
+        options = {"strategy": strategy, "length": 4, "cache": 0.1, "run_dir": root / "runs", **options}
         with make_loader(g, sampler, np.arange(0, 600, 2), 30, features="w", labels=None, **options) as loader:
             for batch in loader:
                 assert np.array_equal(batch.x.numpy(), rows_of_w()[batch.input_ids.numpy()])
@@ -485,7 +485,7 @@ SCENARIOS = {
     "infer": Scenario(add_rows, lambda root: infer(root, None)),
     "infer named": Scenario(add_rows, lambda root: infer(root, "model"), resumes=(MEMORY, ENDED)),
     "epoch": Scenario(add_rows, epoch, commits=False),
-    "epoch by turns": Scenario(add_rows, lambda root: epoch(root, overlap=False), commits=False),
+    "epoch by turns": Scenario(add_rows, lambda root: epoch(root, "ginex"), commits=False),
     "epoch streamed": Scenario(add_rows, lambda root: epoch(root, "streamed"), commits=False),
     "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
     "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),

@@ -129,8 +129,8 @@ def interrupt(path: str, n: int, options: dict) -> None:
 INTERRUPTED = [
     {},
     {"prefetch": 0},
-    {"strategy": "superbatch", "superbatch": 40},
-    {"strategy": "superbatch", "superbatch": 40, "prefetch": 0},
+    {"strategy": "superbatch", "length": 40},
+    {"strategy": "superbatch", "length": 40, "prefetch": 0},
     {"device": "meta"},
 ]
 

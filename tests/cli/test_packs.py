@@ -240,7 +240,7 @@ def test_a_copy_of_samples_without_fanouts_trains(data: Path, tmp_path: Path, ca
         sampler = featstore.NeighborSampler(g, [3, 2, 2], seed=1)
         batches = [sampler.sample(seeds) for seeds in g.node_data["train_idx"][:300].split(100)]
         with featstore.sample_offline(g, batches, path=tmp_path / "p") as pack:
-            make_loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+            featstore.Loader(g, strategy=featstore.Packed(pack, cache=0.1)).close()
     train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
     assert len(run(capsys, *train)["losses"]) == 3
     assert "has samples of 3 hops, --fanouts has 2" in fails(capsys, *train, "--fanouts", "3,2")
@@ -274,7 +274,7 @@ def test_training_and_packing_take_what_the_record_says(data: Path, tmp_path: Pa
     shutil.copytree(pack, there)
     with featstore.open(data) as g, featstore.PackedGraph(there, memory="64MB") as copy:
         assert list(copy.node_data) == ["y"]
-        with make_loader(copy, strategy="packed") as loader:
+        with featstore.Loader(copy, strategy="packed") as loader:
             assert all((batch.y == g.node_data["y"][batch.seeds]).all() for batch in loader)
     assert "taken" in run(capsys, *train, "--strategy", "auto")["stats"]["auto"]
     assert [len(each) for each in (list(pack.glob("layout-*")), list(pack.glob("data-*")))] == [1, 1]
@@ -284,7 +284,7 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
     with featstore.open(data, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         seeds = g.node_data["train_idx"]
-        options: dict[str, Any] = {"strategy": "packed", "feature_cache": 0.1}
+        options: dict[str, Any] = {"strategy": "packed", "cache": 0.1}
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "p") as pack:
             assert (pack.record["fanouts"], pack.record["batch_size"], pack.record["drop_last"]) == ([4, 3], 100, False)
             with pytest.raises(ValueError, match=r"batch_size=1000: .* of 100 seeds"):
@@ -293,8 +293,8 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
             make_loader(g, pack=pack, batch_size=100, labels=None, **options).close()
         assert not list((tmp_path / "p").glob("data-*"))
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
-            refuses(ValueError, "labels: the graph has no 'y'", lambda: make_loader(there, strategy="packed", labels="y"))
-            with make_loader(there, strategy="packed", labels=None) as loader:
+            refuses(ValueError, "labels: the graph has no 'y'", lambda: featstore.Loader(there, labels="y", strategy="packed"))
+            with featstore.Loader(there, labels=None, strategy="packed") as loader:
                 assert next(iter(loader)).y is None
             with featstore.Loader(there, strategy="packed") as loader:  # by default those that there are
                 assert next(iter(loader)).labels == {}
@@ -314,7 +314,7 @@ def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | 
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         x = g.features["x"][:]
         with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 100, path=tmp_path / "p") as pack:
-            options: dict[str, Any] = {"pack": pack, "feature_cache": size}
+            options: dict[str, Any] = {"pack": pack, "cache": size}
             with make_loader(g, strategy="auto", epochs=50, **options) as loader:
                 assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
             with featstore.open(data, memory="4MB") as tight:
@@ -323,7 +323,7 @@ def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | 
             for path in (tmp_path / "p").glob("layout-*"):
                 shutil.rmtree(path)
             for share in (0.05, 0.3):
-                make_loader(g, strategy="packed", pack=pack, feature_cache=share).close()
+                featstore.Loader(g, strategy=featstore.Packed(pack, cache=share)).close()
             with make_loader(g, strategy="auto", epochs=10**6, **options) as loader:
                 assert loader.stats()["auto"]["taken"]["strategy"] == "packed"
                 assert g.memory_report()["cache of 'x'"] >= 600 * 96

@@ -20,7 +20,6 @@ from featstore.gather import buffers, pinned
 from featstore.gather.buffers import BufferPool
 from featstore.load.transfer import Transfer
 from tests.strategies.test_superbatch import dataset
-from tests.support.loaders import make_loader
 
 __all__ = ["dataset"]  # fixture
 
@@ -230,7 +229,9 @@ def test_a_loader_for_cuda_locks_what_it_copies_there(dataset: Path, runtime: Ru
     with featstore.open(dataset, memory="64MB") as g:
         seeds, sampler = g.node_data["train_idx"], featstore.NeighborSampler(g, [4, 3])
         for device in ("cuda:1", "cpu"):
-            with make_loader(g, sampler, seeds, batch_size=500, features="x", device=device) as batches:
+            with featstore.Loader(
+                g, sampler, seeds, batch_size=500, features="x", device=device, strategy=featstore.OnDemand(cache=None)
+            ) as batches:
                 for batch in batches:
                     assert locked(batch.x) == (device != "cpu")
                     if batch.index:  # the first was sampled when the loader was made

@@ -161,13 +161,13 @@ def created(path: Path, width: int) -> np.ndarray[Any, Any]:
     return x
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["superbatch", "ginex"])
+def test_a_loader_reads_ahead(tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer gathers than batches, none but them; an error reaches the loop after the batches before it."""
     x = created(tmp_path / "g", 8)  # many rows fit the planner's memory
     with featstore.open(tmp_path / "g", memory="16MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 10, "feature_cache": 0.1, "overlap": overlap}
+        options: dict[str, Any] = {"batch_size": 40, "labels": None, "length": 10, "cache": 0.1, "strategy": strategy}
         store = g.features["x"]
         inner, calls, fail_at = store.source.gather, [], [-1]
 
@@ -178,8 +178,8 @@ def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest
             return inner(rows, out)
 
         monkeypatch.setattr(store.source, "gather", read)
-        with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
-            assert g.memory_report().get("read ahead", 0) > 0 or not overlap  # else it is the planner's
+        with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
+            assert g.memory_report().get("read ahead", 0) > 0 or strategy == "ginex"  # else it is the planner's
             before = store.stats()["rows_loaded"]
             for batch in loader:
                 assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
@@ -279,7 +279,7 @@ def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> 
     x = created(tmp_path / "g", 256)
     with featstore.open(tmp_path / "g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 5, "feature_cache": 0.1, "prefetch": prefetch}
+        options: dict[str, Any] = {"batch_size": 40, "labels": None, "length": 5, "cache": 0.1, "prefetch": prefetch}
         with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
             had = g.memory_report()["read ahead"]
             assert had > 0

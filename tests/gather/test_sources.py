@@ -280,10 +280,10 @@ def test_a_closed_source_is_the_stores_error(store: FeatureStore) -> None:
 PLANNERS: dict[str, dict[str, Any]] = {
     "online": {"policy": "lru"},
     "static": {"policy": "degree"},
-    "superbatch": {"strategy": "superbatch", "superbatch": 4},
-    "residents": {"strategy": "superbatch", "superbatch": 4, "policy": "degree"},
-    "serial": {"strategy": "ginex", "superbatch": 4},
-    "streamed": {"strategy": "streamed", "superbatch": 4},
+    "superbatch": {"strategy": "superbatch", "length": 4},
+    "residents": {"strategy": "superbatch", "length": 4, "policy": "degree"},
+    "serial": {"strategy": "ginex", "length": 4},
+    "streamed": {"strategy": "streamed", "length": 4},
     "packed": {"strategy": "packed", "policy": "belady"},
     "frequent": {"strategy": "packed", "policy": "frequency", "device_cache": 0.1},
 }
@@ -292,7 +292,7 @@ PLANNERS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_plans_after_a_part_of_the_cache_was_given_back(tmp_path: Path, planner: str) -> None:
-    n, options = 1000, {"feature_cache": 0.03, "labels": None, "prefetch": 0, **PLANNERS[planner]}
+    n, options = 1000, {"cache": 0.03, "labels": None, "prefetch": 0, **PLANNERS[planner]}
     x = np.random.default_rng(0).standard_normal((n, 5)).astype(np.float32)
     featstore.OutOfCoreGraph.create(tmp_path / "g", *make_graph(n, 6.0), {"x": x}, progress=False).close()
     with featstore.open(tmp_path / "g", memory="32MB") as g:
@@ -325,7 +325,7 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
         source = shards(x.view(np.uint8), tmp_path, g.reader)
         g.columns["x"] = FeatureStore("x", source, x.shape, torch.float32, g.reader, g.pool, 2)
         sampler = featstore.NeighborSampler(g, [3, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 50, "labels": None, "feature_cache": 0.2, "strategy": strategy}
+        options: dict[str, Any] = {"batch_size": 50, "labels": None, "cache": 0.2, "strategy": strategy}
         with make_loader(g, sampler, g.node_data["ids"], **options) as loader:
             for batch in loader:
                 assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])

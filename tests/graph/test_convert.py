@@ -22,7 +22,6 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from featstore.topology.base import CscTopology
 from featstore.topology.chunks import ChunkedTopology
-from tests.support.loaders import make_loader
 from tests.support.sampled import fewer_examples
 from tests.support.typed import random_types
 
@@ -163,7 +162,7 @@ def test_what_was_made_of_a_graph_stays_valid(tmp_path: Path) -> None:
         assert not kept.is_stale
         assert torch.equal(kept.load(), parts)
         assert torch.equal(featstore.NeighborSampler(g, [4, 4]).sample(torch.arange(100)).input_ids, before.input_ids)
-        with make_loader(g, strategy="packed", pack=tmp_path / "p", features="x", labels="y", feature_cache=0.1) as loader:
+        with featstore.Loader(g, features="x", labels="y", strategy=featstore.Packed(tmp_path / "p", cache=0.1)) as loader:
             for batch in loader:
                 assert torch.equal(batch.x, g.features["x"][batch.input_ids])
     with Update(root):
@@ -266,7 +265,9 @@ def test_partition_batches_and_the_quality_of_parts(pair: SimpleNamespace, tmp_p
         judged = [featstore.partitioning.assign.judge(each, parts, 8, progress=False) for each in (g, a)]
         assert repr(judged[0]) == repr(judged[1])
         batches = featstore.PartitionBatches(g, torch.arange(0, N, 2), 100, parts=kept, macro=2)
-        with make_loader(g, featstore.NeighborSampler(g, [3]), batches, features="x") as loader:
+        with featstore.Loader(
+            g, featstore.NeighborSampler(g, [3]), batches, features="x", strategy=featstore.OnDemand(cache=None)
+        ) as loader:
             assert sum(len(batch.seeds) for batch in loader) == N // 2
 
 

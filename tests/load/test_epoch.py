@@ -17,11 +17,11 @@ from tests.support.loaders import make_loader
 __all__ = ["dataset"]  # a fixture
 
 AHEAD: dict[str, dict[str, Any]] = {
-    "superbatch": {"strategy": "superbatch", "superbatch": 3},
-    "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False},
-    "streamed": {"strategy": "streamed", "superbatch": 3},
+    "superbatch": {"strategy": "superbatch", "length": 3},
+    "serial": {"strategy": "ginex", "length": 3},
+    "streamed": {"strategy": "streamed", "length": 3},
     "streamed, its length chosen": {"strategy": "streamed"},
-    "packed": {"strategy": "packed", "superbatch": 3},
+    "packed": {"strategy": "packed", "length": 3},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "on demand": {"policy": "lru"},
@@ -39,7 +39,7 @@ def make(dataset: Path) -> Iterator[Make]:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
 
         def made(strategy: str) -> featstore.Loader:
-            options: dict[str, Any] = {"labels": None, "feature_cache": 0.1, "seed": SEED, **STRATEGIES[strategy]}
+            options: dict[str, Any] = {"labels": None, "cache": 0.1, "seed": SEED, **STRATEGIES[strategy]}
             if options.get("strategy") == "packed":
                 loader = make_loader(g, pack=f"{dataset}.pack", shuffle=False, **options)
             else:

@@ -23,9 +23,9 @@ N, BATCH, SEED = 1500, 40, 3
 X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 17)).astype(np.float32))
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {"policy": "lru"},
-    "superbatch": {"strategy": "superbatch", "superbatch": 3},
-    "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False},
-    "streamed": {"strategy": "streamed", "superbatch": 3},
+    "superbatch": {"strategy": "superbatch", "length": 3},
+    "serial": {"strategy": "ginex", "length": 3},
+    "streamed": {"strategy": "streamed", "length": 3},
     "streamed, its length chosen": {"strategy": "streamed"},
     "packed": {"strategy": "packed", "disk": "50MB"},
 }
@@ -85,7 +85,7 @@ def test_the_parent_goes_on(dataset: Path, strategy: str, way: str) -> None:
         del g
 
     with featstore.open(dataset, memory="64MB") as held["g"]:
-        options = {"labels": None, "feature_cache": 0.1, **STRATEGIES[strategy]}
+        options = {"labels": None, "cache": 0.1, **STRATEGIES[strategy]}
         if strategy == "packed":
             held["loader"] = make_loader(held["g"], pack=f"{dataset}.pack", **options)
         else:

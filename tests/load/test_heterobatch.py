@@ -398,18 +398,18 @@ def test_memory_goes_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize("make", [Superbatch, Streamed])
-def test_what_is_foreseen_leaves_the_caches(of_widths: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimating_a_length_leaves_the_caches(of_widths: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a run replaces caches: an estimate of bytes that are divided by what a batch asks for drops none."""
     run = make.run
 
-    def foreseeing(self: Any, context: Any) -> Any:
+    def estimating(self: Any, context: Any) -> Any:
         held = {name: store.cache for name, store in of_widths.columns.items()}
-        assert self.foreseen(context).n_batches >= 1
+        assert self.estimate_length(context).n_batches >= 1
         assert all(each is not None and of_widths.columns[name].cache is each for name, each in held.items())
         return run(self, context)
 
     of_widths.cache(None, 0.2)
-    monkeypatch.setattr(make, "run", foreseeing)
+    monkeypatch.setattr(make, "run", estimating)
     epochs(of_widths, make(cache="64KiB"))
     of_widths.cache(None, 0)
 

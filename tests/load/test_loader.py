@@ -415,8 +415,8 @@ def test_no_thread_keeps_memory_from_another():
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),
         ({"labels": "few"}, ValueError, f"'few' has 3 entries for {N} nodes; give an entry a node, or an array"),
-        ({"feature_cache": 1.5}, ValueError, "share of the rows"),
-        ({"feature_cache": "some"}, ValueError, "not a size"),
+        ({"cache": 1.5}, ValueError, "share of the rows"),
+        ({"cache": "some"}, ValueError, "not a size"),
         ({"seeds": [0.5]}, TypeError, "integers"),
         (
             {"seeds": featstore.RandomBatches([1, 2, 3], 2), "batch_size": None, "drop_last": True},

@@ -22,7 +22,7 @@ from tests.support.programs import run_beside
 
 N, BATCH = 2000, 40
 COUNTS = ("batches", "rows", "hits", "rows_loaded", "reads", "bytes_requested", "bytes_read")
-SUPERBATCH = {"strategy": "superbatch", "superbatch": 4, "feature_cache": 0.1}
+SUPERBATCH = {"strategy": "superbatch", "length": 4, "cache": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +111,10 @@ def test_a_child_needs_no_memory_for_its_parents_loaders(dataset: Path) -> None:
 
 
 def test_on_one_graph_through_one_static_cache(dataset: Path) -> None:
-    want = [alone(dataset, seed, policy="degree", feature_cache=0.2) for seed in (0, 1)]
+    want = [alone(dataset, seed, policy="degree", cache=0.2) for seed in (0, 1)]
     assert 0 < want[0][1]["hits"]["host"] != want[1][1]["hits"]["host"]
     with featstore.open(dataset, memory="32MB") as g:
-        with loader(g, 0, policy="degree", feature_cache=0.2) as a, loader(g, 1) as b:  # the second uses the first one's cache
+        with loader(g, 0, policy="degree", cache=0.2) as a, loader(g, 1) as b:  # the second uses the first one's cache
             pairs = [[rows_of(batch) for batch in pair] for pair in in_turns(a, b)]
             assert [pair[0] for pair in pairs] == want[0][0]
             assert [pair[1] for pair in pairs] == want[1][0]
@@ -133,7 +133,7 @@ def test_a_superbatch_loader_beside_another(dataset: Path) -> None:
         assert counts(b)["rows_loaded"] <= plain[1]["rows_loaded"]
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "lru", "feature_cache": 0.1}, SUPERBATCH], ids=["plain", "lru", "superbatch"])
+@pytest.mark.parametrize("options", [{}, {"policy": "lru", "cache": 0.1}, SUPERBATCH], ids=["plain", "lru", "superbatch"])
 def test_on_two_opens(dataset: Path, options: dict[str, Any]) -> None:
     """Each with its own budget, cache and, looking ahead, run files in one place."""
     want = [alone(dataset, 0, **options), alone(dataset, 1, "pread", **options)]
@@ -203,7 +203,7 @@ def test_a_failed_gather_counts_what_it_read(dataset: Path) -> None:
 
 def test_the_update_is_not_the_gather(dataset: Path) -> None:
     with featstore.open(dataset, memory="32MB") as g:
-        for options, updates in ({}, False), ({"policy": "degree", "feature_cache": 0.1}, False), (SUPERBATCH, True):
+        for options, updates in ({}, False), ({"policy": "degree", "cache": 0.1}, False), (SUPERBATCH, True):
             with loader(g, 0, **options) as made:
                 sum(1 for _ in made)
                 seconds = made.stats()["seconds"]

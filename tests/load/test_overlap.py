@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.gather.counters import Overlap, Stopwatch
+from featstore.gather.counters import Overlap, StageTimer
 from featstore.graph.feature import FeatureStore
 from featstore.load.loader import MOST_AHEAD
 from featstore.load.pipeline import PATIENCE, Pipeline
@@ -33,7 +33,7 @@ def until(there: Any) -> None:
 
 def made(first: Any, overlap: Overlap | None = None, **options: Any) -> Pipeline[Any, Any, Any]:
     pipeline: Pipeline[Any, Any, Any] = Pipeline(
-        first, lambda i, a: a, start=0, stop=STOP, threads=1, depth=2, watch=Stopwatch(), overlap=overlap, **options
+        first, lambda i, a: a, start=0, stop=STOP, threads=1, depth=2, timer=StageTimer(), overlap=overlap, **options
     )
     pipeline.begin()
     return pipeline

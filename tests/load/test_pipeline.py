@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from featstore.budget import DEAR_COST, Budget
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.counters import Stopwatch
+from featstore.gather.counters import StageTimer
 from featstore.load.pipeline import Pipeline
 from tests.support.refusing import refuses
 from tests.support.sampled import covering
@@ -44,7 +44,7 @@ def drain(pipeline: Pipeline) -> Iterator:
 
 
 def make(first, second, n, third=None, *, start=0, threads=2, depth=2) -> Pipeline:
-    pipeline = Pipeline(first, second, third, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
+    pipeline = Pipeline(first, second, third, start=start, stop=n, threads=threads, depth=depth, timer=StageTimer())
     pipeline.begin()
     return pipeline
 
@@ -381,7 +381,7 @@ def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third
         return i
 
     stages = (stage, lambda i, a: a) if first_fails else (lambda i: i, lambda i, a: stage(a))
-    pipeline = Pipeline(*stages, third, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), release=spare)
+    pipeline = Pipeline(*stages, third, start=0, stop=8, threads=2, depth=depth, timer=StageTimer(), release=spare)
     pipeline.begin()
     if n_spare:
         assert list(drain(pipeline)) == list(range(8))
@@ -408,7 +408,7 @@ def test_an_attempt_without_room_keeps_nothing(depth):
             raise BudgetError("no room") from error
 
     pipeline = Pipeline(
-        int, second, start=0, stop=1, threads=1, depth=depth, watch=Stopwatch(), release=lambda: bool(used.append(ledger.used))
+        int, second, start=0, stop=1, threads=1, depth=depth, timer=StageTimer(), release=lambda: bool(used.append(ledger.used))
     )
     pipeline.begin()
     refuses(BudgetError, "no room", lambda: list(drain(pipeline)))
@@ -433,7 +433,7 @@ def test_an_error_of_sparing_arrives_in_its_turn(stage, depth):
     def second(i, a):
         return no_room() if stage == "second" and i == 2 else a
 
-    pipeline = Pipeline(first, second, start=0, stop=5, threads=2, depth=depth, watch=Stopwatch(), release=spare)
+    pipeline = Pipeline(first, second, start=0, stop=5, threads=2, depth=depth, timer=StageTimer(), release=spare)
     pipeline.begin()
     with pytest.raises(LookupError, match="nothing to spare"):
         for i, item in enumerate(drain(pipeline)):
@@ -446,7 +446,7 @@ def test_an_error_of_may_begin_is_the_loops():
             raise LookupError("a strategy's own")
         return True
 
-    pipeline = Pipeline(int, lambda i, a: a, start=0, stop=5, threads=2, depth=2, watch=Stopwatch(), may_begin=may_begin)
+    pipeline = Pipeline(int, lambda i, a: a, start=0, stop=5, threads=2, depth=2, timer=StageTimer(), may_begin=may_begin)
     pipeline.begin()
     refuses(LookupError, "a strategy's own", lambda: list(drain(pipeline)))
 
@@ -479,7 +479,7 @@ def test_what_is_dear_to_others_is_taken_last(n_bytes: int, cheap: int, dear: in
         stop=n,
         threads=2,
         depth=3,
-        watch=Stopwatch(),
+        timer=StageTimer(),
         releasing=budget.sparing,
     )
     pipeline.begin()

@@ -163,7 +163,7 @@ def test_a_loader_is_shown_in_a_forked_child_whose_locks_stay_taken(small: Simpl
             batches = iter(loader)
             batch = next(batches)
             context = loader._runner.context
-            locks = context.counts._lock, context.nodes.reads._lock, context.watch._lock, loader._stages.overlap._lock
+            locks = context.counts._lock, context.nodes.reads._lock, context.timer._lock, loader._stages.overlap._lock
             is_held, is_over = threading.Event(), threading.Event()
 
             def hold() -> None:  # as a thread that counts does at the moment of the fork

@@ -102,7 +102,7 @@ def test_model_of_no_layers():
 
 
 def test_learns_and_reports(planted):
-    result = run(planted.path, {"policy": "degree", "feature_cache": 0.2}, epochs=4)
+    result = run(planted.path, {"policy": "degree", "cache": 0.2}, epochs=4)
     last = result.epochs[-1]
     assert last.test_accuracy > 0.85
     assert last.val_accuracy > 0.85
@@ -151,7 +151,9 @@ def test_frequency_counts_the_first_epoch(small):
         counts = np.zeros(small.num_nodes, np.int64)
         for batch in featstore.Loader(g, sampler, small.train_idx, 40, features=[]):
             counts[batch.input_ids.numpy()] += 1
-        loader = make_loader(g, sampler, small.train_idx, 40, features=["x"], policy="frequency", feature_cache=0.1)
+        loader = featstore.Loader(
+            g, sampler, small.train_idx, 40, features=["x"], strategy=featstore.OnDemand(policy="frequency", cache=0.1)
+        )
         best = np.sort(np.lexsort((np.arange(small.num_nodes), -counts))[:100])
         assert np.flatnonzero(g.features["x"].cache.map.slot_of_row >= 0).tolist() == best.tolist()
         assert loader.stats()["seconds"]["presample"] > 0
@@ -167,15 +169,15 @@ def test_cache_sizes(small):
             make_loader(g, sampler, small.train_idx, 40, **options).close()
             return [g.features[name].cache.capacity for name in ("x", "h") if g.features[name].cache is not None]
 
-        assert rows(features=["x", "h"], feature_cache=0.25, policy="lru") == [250, 250]
-        assert rows(features=["x", "h"], feature_cache=1.0) == [1000, 1000]
-        both = rows(features=["x", "h"], feature_cache=80_000)
+        assert rows(features=["x", "h"], cache=0.25, policy="lru") == [250, 250]
+        assert rows(features=["x", "h"], cache=1.0) == [1000, 1000]
+        both = rows(features=["x", "h"], cache=80_000)
         assert both[0] == both[1] == (80_000 - 2 * 4000) // 700
-        assert rows(features=["x", "h"], feature_cache="10MB") == [1000, 1000]
-        caught = refuses(BudgetError, "", lambda: rows(feature_cache="100B"))
+        assert rows(features=["x", "h"], cache="10MB") == [1000, 1000]
+        caught = refuses(BudgetError, "", lambda: rows(cache="100B"))
         assert caught.value.needed == 4100
         with pytest.raises(ValueError, match="one cache"):
-            rows(features=["x", "h"], policy=featstore.get_policy("lru"), feature_cache=0.5)
+            rows(features=["x", "h"], policy=featstore.get_policy("lru"), cache=0.5)
         refuses(ValueError, "no policy", lambda: rows(policy="magic"))
 
 
@@ -253,7 +255,9 @@ def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Pa
                 assert g.topology.num_edges == 2 * n
                 assert len(g.node_data["y"]) == n
             sampler = featstore.NeighborSampler(g, [2, 2])
-            with make_loader(g, sampler, np.arange(500), batch_size=100, policy="degree") as loader:
+            with featstore.Loader(
+                g, sampler, np.arange(500), batch_size=100, strategy=featstore.OnDemand(policy="degree")
+            ) as loader:
                 cache = g.features["x"].cache
                 slots.append(0 if cache is None else cache.capacity)
                 assert sum(len(batch.seeds) for batch in loader) == 500

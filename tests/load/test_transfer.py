@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
-from featstore.gather.counters import Stopwatch
+from featstore.gather.counters import StageTimer
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
@@ -30,7 +30,7 @@ from tests.strategies.test_superbatch import dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
-TIERS: dict[str, Any] = {"feature_cache": 0.1, "device_cache": 0.05}
+TIERS: dict[str, Any] = {"cache": 0.1, "device_cache": 0.05}
 
 
 class Order:
@@ -72,7 +72,7 @@ class Order:
 def test_assembly_goes_on_beside_the_transfer(dataset, pack, tmp_path, ondemand, policy, wait_for, device, monkeypatch) -> None:
     """Each batch is put together after the next one's gather, and with Belady its changes of the host's cache, and is as ever."""
     mine = copied(pack, tmp_path)
-    options = {**TIERS, "policy": policy, "device": device, **({"superbatch": 7} if policy == "belady" else {})}
+    options = {**TIERS, "policy": policy, "device": device, **({"length": 7} if policy == "belady" else {})}
     run(dataset, mine, epochs=0, **options)
     order = Order(monkeypatch, 50, wait_for)
     found, stats = run(dataset, mine, epochs=1, prefetch=2, **options)
@@ -170,7 +170,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
 @pytest.mark.parametrize("fails", [False, True])
 def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, log = BufferPool(Budget(10**8)), []
-    transfer = Transfer(torch.device("meta"), Stopwatch())
+    transfer = Transfer(torch.device("meta"), StageTimer())
     transfer._stream = Stream(log, pool)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: inside(log, stream))
     batch = assembled(pool)
@@ -194,7 +194,7 @@ def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatc
 def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a batch is another stream's: each tensor is recorded with the one that is current where the loop takes it."""
     pool, recorded = BufferPool(Budget(10**8)), []
-    transfer = Transfer(torch.device("cpu"), Stopwatch())
+    transfer = Transfer(torch.device("cpu"), StageTimer())
     batch = assembled(pool).batch
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the loop's on {device}")

@@ -65,7 +65,7 @@ def test_epochs_take_no_new_memory(dataset: Path, tmp_path: Path, ondemand: list
     monkeypatch.setattr(pagestream, "Arena", lambda n_bytes, forked: (made.append(n_bytes), real(n_bytes, forked))[1])
     with featstore.open(dataset, memory="256MB") as g:
         sampler, seeds = featstore.NeighborSampler(g, [4, 3], seed=1), g.node_data["train_idx"]
-        options: dict[str, Any] = {"features": "x", "feature_cache": 0.05, "strategy": "streamed", "superbatch": 40}
+        options: dict[str, Any] = {"features": "x", "cache": 0.05, "strategy": "streamed", "length": 40}
         options |= {"batch_size": 40, "seed": 3, "run_dir": tmp_path / "runs"}
         with make_loader(g, sampler, seeds, **options) as loader:
             counts = []

@@ -38,7 +38,7 @@ def test_an_old_pack_does_not_spoil_one_made_in_its_place(dataset: Path, tmp_pat
     path = tmp_path / "p"
     with featstore.open(dataset, memory="64MB") as g, offline(g, path) as old:
         offline(g, path, overwrite=True, seed=1).close()
-        options: dict[str, Any] = {"strategy": "packed", "features": "x", "feature_cache": 0.1}
+        options: dict[str, Any] = {"strategy": "packed", "features": "x", "cache": 0.1}
         refuses(featstore.StaleError, r"open the new one with featstore\.Pack", lambda: make_loader(g, pack=old, **options))
         assert not list(path.glob("layout-*"))
         x = g.features["x"][:]
@@ -46,7 +46,7 @@ def test_an_old_pack_does_not_spoil_one_made_in_its_place(dataset: Path, tmp_pat
             assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
         for size in (0.1, None):  # the layout is there
             with pytest.raises(featstore.StaleError, match="open the new one"):
-                make_loader(g, pack=old, **{**options, "feature_cache": size})
+                make_loader(g, pack=old, **{**options, "cache": size})
 
 
 def _replace(dataset: str, path: str, held: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path:
         process.start()
         assert held.wait(240)
         with pytest.raises(featstore.StaleError, match="open the new one"):
-            make_loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
+            featstore.Loader(g, features="x", strategy=featstore.Packed(old, cache=0.1))
         process.join(240)
         assert process.exitcode == 0
         process.close()
@@ -82,7 +82,7 @@ def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path:
 
 def _train(dataset: str, pack: str, barrier: Any, found: Any) -> None:
     barrier.wait(240)
-    batches, stats = run(Path(dataset), Path(pack), feature_cache=0.1)
+    batches, stats = run(Path(dataset), Path(pack), cache=0.1)
     found.put((os.getpid(), stats["seconds"]["pack"], [one[1][3].sum().item() for one in batches[0] + batches[2]]))
 
 
@@ -108,7 +108,7 @@ def test_two_processes_make_one_layout(dataset: Path, pack: Path, tmp_path: Path
     assert len(list(mine.glob("layout-*"))) == 1
     assert results[0][2] == results[1][2]
     inodes = [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))]
-    batches, _ = run(dataset, mine, feature_cache=0.1)
+    batches, _ = run(dataset, mine, cache=0.1)
     assert same(batches[0] + batches[2], ondemand)
     assert [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))] == inodes
 
@@ -120,12 +120,12 @@ def test_what_is_carried_is_there_whoever_made_the_layout(dataset, pack, tmp_pat
     def locked_later(*arguments: Any) -> FileLock:
         with monkeypatch.context() as patch:
             patch.setattr(makelayout, "_locked", locked)
-            run(dataset, mine, feature_cache=0.1, labels=None, epochs=0)
+            run(dataset, mine, cache=0.1, labels=None, epochs=0)
         assert not list(mine.glob("data-*"))
         return locked(*arguments)
 
     monkeypatch.setattr(makelayout, "_locked", locked_later)
-    _, stats = run(dataset, mine, feature_cache=0.1)
+    _, stats = run(dataset, mine, cache=0.1)
     assert stats["layout"]["made"] is False
     assert len(list(mine.glob("data-*"))) == 1
 
@@ -144,7 +144,7 @@ def test_waiting_is_said_and_interruptible(dataset, pack, tmp_path, monkeypatch,
 
     with FileLock(mine / WRITER_LOCK, exclusive=True), monkeypatch.context() as patched:
         patched.setattr("time.sleep", interrupted)
-        refuses(KeyboardInterrupt, "", lambda: run(dataset, mine, feature_cache=0.1, epochs=0))
+        refuses(KeyboardInterrupt, "", lambda: run(dataset, mine, cache=0.1, epochs=0))
     assert capsys.readouterr().err.count("waiting for it") == 1
 
 
@@ -153,7 +153,7 @@ def test_a_layout_in_a_pack_that_cannot_be_written(dataset, pack, tmp_path, onde
     """It runs, labels and all; only copies of it do not have them. ``None``: others are writing it."""
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
-        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "feature_cache": 0.1}
+        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "cache": 0.1}
         make_loader(g, labels=None, **options).close()
     before = sorted(os.listdir(mine))
     really = os.open
@@ -170,14 +170,14 @@ def test_a_layout_in_a_pack_that_cannot_be_written(dataset, pack, tmp_path, onde
             lock = FileLock(mine / WRITER_LOCK, exclusive=True)
         else:
             patched.setattr("os.open", refused)
-        batches, _ = run(dataset, mine, feature_cache=0.1)
+        batches, _ = run(dataset, mine, cache=0.1)
         assert same(batches[0] + batches[2], ondemand)
         if code is not None:
-            refuses(OSError, os.strerror(code), lambda: run(dataset, mine, feature_cache=0.2))
+            refuses(OSError, os.strerror(code), lambda: run(dataset, mine, cache=0.2))
         if lock is not None:
             lock.release()
     assert sorted(os.listdir(mine)) == before
-    run(dataset, mine, feature_cache=0.1)
+    run(dataset, mine, cache=0.1)
     assert len(os.listdir(mine)) == len(before) + 1  # carried now
 
 
@@ -200,7 +200,7 @@ def test_other_scores_are_another_layout(dataset: Path, pack: Path, tmp_path: Pa
     mine = copied(pack, tmp_path)
     hits = []
     for number, scores in enumerate((np.arange(N), -np.arange(N), np.arange(N))):
-        found, stats = run(dataset, mine, policy=Scored(scores), feature_cache=0.1)
+        found, stats = run(dataset, mine, policy=Scored(scores), cache=0.1)
         assert same(found[0] + found[2], ondemand)
         assert len(list(mine.glob("layout-*"))) == min(2, number + 1)
         hits.append(stats["hits"])
@@ -211,16 +211,16 @@ def test_other_scores_are_another_layout(dataset: Path, pack: Path, tmp_path: Pa
         run(dataset, mine, policy=Scored(np.ones(N)))
     rng = np.random.default_rng(1)
     with pytest.raises(featstore.PluginError, match="other scores"):
-        run(dataset, mine, policy=Scored(lambda: rng.random(N)), feature_cache=0.1)
-    run(dataset, mine, policy=ByDegree, feature_cache=0.1, epochs=0)
+        run(dataset, mine, policy=Scored(lambda: rng.random(N)), cache=0.1)
+    run(dataset, mine, policy=ByDegree, cache=0.1, epochs=0)
     assert len(list(mine.glob("layout-*"))) == 3
     with featstore.PackedGraph(mine, memory="64MB") as there:  # by its scores, where they are known; else by its name
         for policy, size in ((Scored(np.arange(N)), None), (Scored(np.arange(N)), 0.1), (ByDegree, None), (ByDegree, 0.1)):
-            options: dict[str, Any] = {"strategy": "packed", "policy": policy, "features": ["x", "z"], "feature_cache": size}
+            options: dict[str, Any] = {"strategy": "packed", "policy": policy, "features": ["x", "z"], "cache": size}
             with make_loader(there, **options) as loader:
                 assert len(list(loader)) == 25
         with pytest.raises(OSError, match="degrees are not in the pack"):
-            make_loader(there, strategy="packed", policy=ByDegree, features=["x", "z"], feature_cache=0.3)
+            featstore.Loader(there, features=["x", "z"], strategy=featstore.Packed(policy=ByDegree, cache=0.3))
 
 
 class Planned(Belady):
@@ -279,7 +279,7 @@ OTHER = [KeyboardInterrupt(), featstore.BudgetError("too little"), SystemExit(1)
 def test_an_interrupted_layout_is_gone_on_with(dataset, pack, tmp_path, ondemand, error, begin) -> None:
     """After a whole feature, or after an episode of the first; twice."""
     mine = copied(pack, tmp_path)
-    options: dict[str, Any] = {"memory": "3MB", "feature_cache": 0.01}
+    options: dict[str, Any] = {"memory": "3MB", "cache": 0.01}
     before: dict[str, tuple[int, int]] = {}
     for attempt in range(2):
         with pytest.MonkeyPatch.context() as patched, pytest.raises(type(error)):
@@ -289,7 +289,7 @@ def test_an_interrupted_layout_is_gone_on_with(dataset, pack, tmp_path, ondemand
         there = files_of(folder)
         assert ("done.0" in there) == begin
         assert ("extents.0.rows.progress" in there) != begin
-        run(dataset, mine, epochs=0, **{**options, "feature_cache": 0.02})  # another, which leaves this one alone
+        run(dataset, mine, epochs=0, **{**options, "cache": 0.02})  # another, which leaves this one alone
         assert files_of(folder) == there
         before = before or there
         kept = ("plan", "done.0", "extents.0.rows") if begin else ("plan",)
@@ -307,21 +307,21 @@ def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(dataset, pack
         before = sorted(os.listdir(mine))
         with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
             Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
-            run(dataset, mine, epochs=0, feature_cache=0.01)
+            run(dataset, mine, epochs=0, cache=0.01)
         assert list(mine.glob("layout-*.partial/done.0"))
         with pytest.MonkeyPatch.context() as patched:
             Interrupt(patched, 1, error, begin=True)
             if error.errno == errno.EIO:
-                refuses(OSError, "failed", lambda: run(dataset, mine, epochs=0, feature_cache=0.01))
+                refuses(OSError, "failed", lambda: run(dataset, mine, epochs=0, cache=0.01))
                 assert sorted(os.listdir(mine)) == [*before, WRITER_LOCK]
             else:  # what was there was in the way
-                assert same(run(dataset, mine, epochs=1, feature_cache=0.01)[0][0], ondemand[:25])
+                assert same(run(dataset, mine, epochs=1, cache=0.01)[0][0], ondemand[:25])
 
 
 def test_a_layout_is_gone_on_with_on_a_smaller_disk(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
     """The layout that the first maker had begun does not fit any more; one whose segments share rows does."""
     mine = copied(pack, tmp_path)
-    options: dict[str, Any] = {"feature_cache": 0.02, "policy": "frequency"}
+    options: dict[str, Any] = {"cache": 0.02, "policy": "frequency"}
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
         run(dataset, mine, epochs=0, **options)
@@ -336,14 +336,14 @@ def test_a_partial_layout_of_other_rows_is_not_gone_on_with(dataset, pack, tmp_p
     mine = copied(pack, tmp_path)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
-        run(dataset, mine, epochs=0, feature_cache=0.01)
+        run(dataset, mine, epochs=0, cache=0.01)
     folder = next(mine.glob("layout-*.partial"))
     record = read_record(str(folder / "begun"), "begun")
     record["features"]["x"][0] = "0" * 32
     (folder / "begun").unlink()
     write_record(str(folder / "begun"), "begun", record)
     (folder / "extents.0.rows").write_bytes(b"of an earlier feature")
-    found, _ = run(dataset, mine, feature_cache=0.01)
+    found, _ = run(dataset, mine, cache=0.01)
     assert same(found[0] + found[2], ondemand)
 
 
@@ -352,14 +352,14 @@ def test_packs_of_no_batches(dataset: Path, tmp_path: Path, policy: str) -> None
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, [], 100, epochs=2, path=tmp_path / "p").close()
-        options: dict[str, Any] = {"features": ["x", "z"], "pack": tmp_path / "p", "feature_cache": 0.1}
+        options: dict[str, Any] = {"features": ["x", "z"], "pack": tmp_path / "p", "cache": 0.1}
         for more in ({}, {"device_cache": 0.1}, {"disk": "3x"}):
             with make_loader(g, strategy="packed", policy=policy, **options, **more) as loader:
                 assert [len(loader), len(list(loader)), len(list(loader))] == [0, 0, 0]
         with make_loader(g, strategy="auto", **options) as loader:
             assert list(loader) == []
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
-        with make_loader(there, strategy="packed", policy=policy, features=["x", "z"], feature_cache=0.1) as loader:
+        with featstore.Loader(there, features=["x", "z"], strategy=featstore.Packed(policy=policy, cache=0.1)) as loader:
             assert list(loader) == []
 
 
@@ -367,7 +367,7 @@ def test_packs_of_no_batches(dataset: Path, tmp_path: Path, policy: str) -> None
 def test_a_planned_layout_says_how_much_disk_it_takes(dataset: Path, pack: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     """Before anything is filled, to the byte but for records, whatever part of it did not fit."""
     mine = copied(pack, tmp_path)
-    given: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "feature_cache": 0.05, "superbatch": 7}
+    given: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "cache": 0.05, "length": 7}
     least = set()
     with featstore.open(dataset, memory="64MB") as g, pytest.MonkeyPatch.context() as patched:
         patched.setattr(makelayout, "fill_extents", None)
@@ -396,7 +396,7 @@ def test_budgets_of_disk_name_what_does_not_fit_where(dataset: Path, tmp_path: P
 def test_records_of_another_layout_are_damage(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
     for size in (0.1, 0.2):
-        run(dataset, mine, epochs=0, feature_cache=size)
+        run(dataset, mine, epochs=0, cache=size)
     first, second = sorted(mine.glob("layout-*"))
     (first / "layout").write_bytes((second / "layout").read_bytes())
     refuses(featstore.CorruptionError, "record of another layout", lambda: run(dataset, mine, epochs=0))
@@ -410,7 +410,7 @@ def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy
         with pytest.MonkeyPatch.context() as patched:
             often(patched)
             patched.setattr("os.fsync", dying_fsync(step))
-            run(Path(dataset), Path(mine), feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+            run(Path(dataset), Path(mine), cache=0.01, epochs=0, policy=policy, disk=disk)
 
     die_at_each(make, pack, folder, steps)
 
@@ -421,7 +421,7 @@ def test_killed_between_checkpoints_with_memory_as_usual(dataset, pack, tmp_path
     resumed = 0
     for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), str(dataset), policy, disk):
         resumed += bool(list(mine.glob("layout-*.partial/*.progress")))
-        found, _ = run(dataset, mine, feature_cache=0.01, policy=policy, disk=disk)
+        found, _ = run(dataset, mine, cache=0.01, policy=policy, disk=disk)
         assert same(found[0] + found[2], ondemand), mine
         assert not list(mine.glob("*.partial"))
     assert resumed

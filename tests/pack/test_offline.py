@@ -208,7 +208,7 @@ def test_what_is_no_batch_is_refused(small: SimpleNamespace, tmp_path: Path, wha
                 continue  # nothing is stored
             options: dict[str, Any] = {"strategy": strategy}
             if strategy == "superbatch":
-                options |= {"feature_cache": 0.1, "superbatch": 2}
+                options |= {"cache": 0.1, "length": 2}
             sampler = SimpleNamespace(sample=lambda *_, **__: WRONG[what])
             options |= {"batch_size": 2, "features": "x", "shuffle": False}
             # A superbatch's loader samples a batch when it is made, to see how large they are.

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 N = 300
 DAMAGE = (CorruptionError, FormatError, FileNotFoundError)
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "y": {"features": ["x", "z"], "feature_cache": 0.2, "superbatch": 3},
-    "t": {"features": ["x"], "policy": "frequency", "feature_cache": 0.02, "device_cache": 0.02, "disk": "4.5x"},
+    "y": {"features": ["x", "z"], "cache": 0.2, "length": 3},
+    "t": {"features": ["x"], "policy": "frequency", "cache": 0.02, "device_cache": 0.02, "disk": "4.5x"},
 }
 
 
@@ -166,7 +166,7 @@ def test_several_labels_of_one_loader(packs: tuple[Path, Path], tmp_path: Path) 
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         want = {name: g.node_data[name] for name in ("t", "y")}
         with featstore.sample_offline(g, sampler, np.arange(N), 20, path=tmp_path / "p", progress=False) as pack:
-            make_loader(g, strategy="packed", pack=pack, labels=["t", "y"], features="x", feature_cache=0.2).close()
+            featstore.Loader(g, labels=["t", "y"], features="x", strategy=featstore.Packed(pack, cache=0.2)).close()
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
         assert sorted(there.node_data) == ["t", "y"]
         with featstore.Loader(there, strategy="packed", labels=["t", "y"]) as loader:
@@ -247,7 +247,7 @@ def test_an_old_record_carries_no_labels(packs: tuple[Path, Path], tmp_path: Pat
     write_record(str(tmp_path / "p" / "pack"), "pack", record)
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as copy:
         with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-            make_loader(copy, strategy="packed", labels="y", features=["x", "z"])
+            featstore.Loader(copy, labels="y", features=["x", "z"], strategy="packed")
 
 
 def carry(pack: Pack, data: NodeData) -> None:

@@ -55,7 +55,7 @@ def unlimited(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:
 
 
 def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
-    options = {**STATIC, "feature_cache": 0.02, "device": device}
+    options = {**STATIC, "cache": 0.02, "device": device}
     most = unlimited(dataset, pack, tmp_path, **options)
     lengths = []
     for share in (1.1, 0.95, 0.85, 0.76):
@@ -81,12 +81,12 @@ def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: P
 
 
 def test_no_shorter_segments_would_fit(dataset: Path, pack: Path, tmp_path: Path) -> None:
-    most = unlimited(dataset, pack, tmp_path, **STATIC, feature_cache=0.02)
+    most = unlimited(dataset, pack, tmp_path, **STATIC, cache=0.02)
     spare = 40_000  # what records and the progress of packing may take
     for share in (0.9, 0.8):
         disk = int(share * most)
         mine = copied(pack, tmp_path / str(share))
-        run(dataset, mine, epochs=0, disk=disk, feature_cache=0.02, **STATIC)
+        run(dataset, mine, epochs=0, disk=disk, cache=0.02, **STATIC)
         opened, g, layout = open_layout(dataset, mine)
         shared = layout.tables.shared
         assert shared is not None
@@ -102,8 +102,8 @@ def test_no_shorter_segments_would_fit(dataset: Path, pack: Path, tmp_path: Path
 
 def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
-    most = unlimited(dataset, pack, tmp_path, **STATIC, feature_cache=0.02)
-    run(dataset, mine, epochs=0, disk=most * 4 // 5, feature_cache=0.02, **STATIC)
+    most = unlimited(dataset, pack, tmp_path, **STATIC, cache=0.02)
+    run(dataset, mine, epochs=0, disk=most * 4 // 5, cache=0.02, **STATIC)
     opened, g, layout = open_layout(dataset, mine)
     tables, shared = layout.tables, layout.tables.shared
     rows = shared.rows(0, len(shared))
@@ -131,22 +131,22 @@ def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_pat
     features = N * (33 * 4 + 7)
     for number, disk in enumerate(("2.5x", int(2.5 * features))):
         mine = copied(pack, tmp_path / str(number))
-        run(dataset, mine, epochs=0, disk=disk, feature_cache=0.02, **STATIC)
+        run(dataset, mine, epochs=0, disk=disk, cache=0.02, **STATIC)
         assert layout_bytes(mine) <= 2.5 * features
     folders = [sorted((path.name, path.stat().st_size) for path in tmp_path.glob(f"{k}/copy/layout-*/*")) for k in (0, 1)]
     assert folders[0] == folders[1]
     mine = copied(pack, tmp_path / "small")
-    caught = refuses(OSError, "shared by all", lambda: run(dataset, mine, epochs=0, disk="0.5x", feature_cache=0.02, **STATIC))
+    caught = refuses(OSError, "shared by all", lambda: run(dataset, mine, epochs=0, disk="0.5x", cache=0.02, **STATIC))
     assert caught.value.errno == errno.ENOSPC
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with pytest.raises(OSError, match="disk budget"):
             featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, path=tmp_path / "p", disk="0.01x")
         with pytest.raises(OSError, match="disk budget"):
-            with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="0.001x") as loader:
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy=featstore.Superbatch(disk="0.001x")) as loader:
                 next(iter(loader))
         with pytest.raises(ValueError, match="or a multiple of the features"):
-            make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="half")
+            featstore.Loader(g, sampler, g.node_data["train_idx"], strategy=featstore.Superbatch(disk="half"))
 
 
 class Watched(threading.Thread):
@@ -172,7 +172,7 @@ class Watched(threading.Thread):
 
 
 def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Path, tmp_path: Path, device: str) -> None:
-    options = {**STATIC, "feature_cache": 0.02, "device": device}
+    options = {**STATIC, "cache": 0.02, "device": device}
     most = unlimited(dataset, pack, tmp_path, **options)
     for share in (0.9, 0.78):
         mine = copied(pack, tmp_path / str(share))
@@ -189,12 +189,12 @@ def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Pa
 
 def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
-    caught = refuses(OSError, "shared by all, take", lambda: run(dataset, mine, feature_cache=0.02, disk="300KB", **STATIC))
+    caught = refuses(OSError, "shared by all, take", lambda: run(dataset, mine, cache=0.02, disk="300KB", **STATIC))
     assert caught.value.errno == errno.ENOSPC
     assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
     least = least_in(caught.value)
-    refuses(OSError, "shared by all, take", lambda: run(dataset, mine, feature_cache=0.02, disk=least - 1, epochs=0, **STATIC))
-    run(dataset, mine, feature_cache=0.02, disk=least, epochs=0, **STATIC)
+    refuses(OSError, "shared by all, take", lambda: run(dataset, mine, cache=0.02, disk=least - 1, epochs=0, **STATIC))
+    run(dataset, mine, cache=0.02, disk=least, epochs=0, **STATIC)
     assert least - 20_000 < layout_bytes(mine) <= least
 
 
@@ -204,12 +204,12 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
 def test_a_layout_that_is_there_keeps_within_the_disk(dataset, pack, tmp_path, policy, given, device) -> None:
     """One that was made with more is refused to the byte, by what it takes, and is as it was; so is one without its labels."""
     mine = copied(pack, tmp_path)
-    run(dataset, mine, policy=policy, feature_cache=0.02, epochs=0)
+    run(dataset, mine, policy=policy, cache=0.02, epochs=0)
     folder = next(mine.glob("layout-*"))
     n_bytes = sum(path.stat().st_size for path in folder.iterdir())
     before = sorted((path.name, path.stat().st_mtime_ns) for path in mine.rglob("*"))
     options: dict[str, Any] = {"policy": policy, "device": device}
-    options |= {"feature_cache": 0.02} if given == "the cache too" else {}
+    options |= {"cache": 0.02} if given == "the cache too" else {}
     for _ in range(2):
         with pytest.raises(OSError, match=rf"made with more disk: it takes .* \({n_bytes} bytes\)") as caught:
             run(dataset, mine, disk=n_bytes - 1, **options)
@@ -219,14 +219,14 @@ def test_a_layout_that_is_there_keeps_within_the_disk(dataset, pack, tmp_path, p
     labels = next(mine.glob("data-*"))
     size = labels.stat().st_size
     labels.unlink()
-    refuses(OSError, "disk budget", lambda: run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1))
-    run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size, device=device)
+    refuses(OSError, "disk budget", lambda: run(dataset, mine, policy=policy, cache=0.02, disk=n_bytes + size - 1))
+    run(dataset, mine, policy=policy, cache=0.02, disk=n_bytes + size, device=device)
     assert next(mine.glob("data-*")).stat().st_size == size
 
 
 def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path, ondemand, device) -> None:
     """The one that takes most of what there is of the disk runs, and none is made twice."""
-    mine, options = copied(pack, tmp_path), {"feature_cache": 0.02, **STATIC}
+    mine, options = copied(pack, tmp_path), {"cache": 0.02, **STATIC}
 
     def taken(disk: int | None, **more: Any) -> tuple[str, bool]:
         found, stats = run(dataset, mine, disk=disk, device=device, **{**options, **more})
@@ -255,8 +255,8 @@ def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path,
         (size(smaller) - 1, least),
     ):
         assert taken(limit) == (expected, False)
-        assert taken(limit, feature_cache=None) == (expected, False)
-        assert taken(limit, feature_cache="auto")[1] is False
+        assert taken(limit, cache=None) == (expected, False)
+        assert taken(limit, cache="auto")[1] is False
     assert sorted((path.name, path.stat().st_mtime_ns) for path in (mine / largest).iterdir()) == before
     caught = refuses(OSError, "shared by all, take", lambda: taken(1000))
     assert caught.value.errno == errno.ENOSPC
@@ -268,7 +268,7 @@ def test_with_less_disk_a_smaller_layout_is_made_beside(dataset, pack, tmp_path,
 def test_shared_rows_that_are_missing_are_named(dataset: Path, pack: Path, tmp_path: Path, device: str) -> None:
     """Of other damage to them see test_pack_damage."""
     mine = copied(pack, tmp_path)
-    run(dataset, mine, feature_cache=0.01, disk="1MB", epochs=0, **STATIC)
+    run(dataset, mine, cache=0.01, disk="1MB", epochs=0, **STATIC)
     folder = next(mine.glob("layout-*"))
     os.unlink(folder / "shared")
     caught = refuses(FileNotFoundError, "", lambda: run(dataset, mine, device=device, **STATIC))
@@ -287,7 +287,7 @@ def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int
 
 @pytest.mark.parametrize(("disk", "on_host", "on_device"), covering([None, "tight"], [0, 0.1, 1.0], [0, 0.05, 1.0], together=2))
 def test_tiers_empty_partly_and_entirely_full(dataset, pack, tmp_path, ondemand, device, on_device, on_host, disk) -> None:
-    options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, **STATIC}
+    options: dict[str, Any] = {"cache": on_host, "device_cache": on_device, "device": device, **STATIC}
     mine = copied(pack, tmp_path)
     n_bytes = None if disk is None else tight_disk(dataset, pack, tmp_path, **options)
     found, stats = run(dataset, mine, disk=n_bytes, **options)
@@ -313,7 +313,7 @@ def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondem
     """The host's cache loads what it would load of the accesses that the device leaves."""
     for number, (on_device, on_host) in enumerate(((0.05, 0.1), (1.0, 0.1), (0.05, 0), (0.05, 1.0))):
         mine = copied(pack, tmp_path / str(number))
-        options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, "superbatch": 7}
+        options: dict[str, Any] = {"cache": on_host, "device_cache": on_device, "device": device, "length": 7}
         found, stats = run(dataset, mine, **options)
         assert same(found[0] + found[2], ondemand)
         with featstore.Pack(mine) as opened:
@@ -331,27 +331,27 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path, dev
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
         with pytest.raises(featstore.OptionError, match="device_cache: the layout of a pack has chosen its rows"):
-            make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=featstore.DeviceCache(0.1, "degree"))
+            featstore.Loader(g, device_cache=featstore.DeviceCache(0.1, "degree"), strategy=featstore.Packed(mine, cache=0.1))
         for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):
-                make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
-        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}
+                featstore.Loader(g, device_cache=size, features=["x", "z"], strategy=featstore.Packed(mine, cache=0.1))
+        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "cache": 0, "features": ["x", "z"], **STATIC}
         options["device"] = device
         with make_loader(g, device_cache=139 * 100 + 138, **options) as loader:
             assert g.memory_report().get("device cache", 0) == (139 * 100 if device == "cpu" else 0)
             assert loader.stats()["device_cache"]["bytes"] == 139 * 100
         assert "device cache" not in g.memory_report()
-        refuses(ValueError, "0 layouts", lambda: make_loader(g, device_cache=0.5, **{**options, "feature_cache": None}))
+        refuses(ValueError, "0 layouts", lambda: make_loader(g, device_cache=0.5, **{**options, "cache": None}))
 
 
 def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
     """With the labels that it carries, from every tier; damage to them is found, and no stale ones are kept."""
     mine = copied(pack, tmp_path)
-    run(dataset, mine, epochs=0, feature_cache=0.1, device_cache=0.05, disk="2.6x", **STATIC)
+    run(dataset, mine, epochs=0, cache=0.1, device_cache=0.05, disk="2.6x", **STATIC)
     there = tmp_path / "there"
     shutil.move(mine, there)
     with featstore.PackedGraph(there, memory="64MB") as g:
-        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"], device=device) as loader:
+        with featstore.Loader(g, features=["x", "z"], device=device, strategy=featstore.Packed(policy="frequency")) as loader:
             found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
             assert loader.stats()["hits"]["device"] > 0
         assert g.memory_report()["node data"] == 8 * N
@@ -396,7 +396,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, de
             expected = {batch.index: raw[batch.input_ids] for batch in loader}
         with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p", epochs=2) as pack:
             shutil.copytree(folder / "p", folder / "q")
-            options = {"strategy": "packed", "labels": None, "feature_cache": host, "device_cache": on_device, **STATIC}
+            options = {"strategy": "packed", "labels": None, "cache": host, "device_cache": on_device, **STATIC}
             options["device"] = device
             with make_loader(g, pack=folder / "q", **options):
                 most = layout_bytes(folder / "q")

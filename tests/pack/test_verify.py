@@ -34,8 +34,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 20, 2, folder / "p", progress=False) as pack:
             options: dict[str, Any] = {"strategy": "packed", "pack": pack}
-            make_loader(g, features=["x", "z"], feature_cache=0.2, superbatch=3, **options).close()
-            static = {"policy": "frequency", "feature_cache": 0.02, "device_cache": 0.02, "disk": "4.5x"}
+            make_loader(g, features=["x", "z"], cache=0.2, length=3, **options).close()
+            static = {"policy": "frequency", "cache": 0.02, "device_cache": 0.02, "disk": "4.5x"}
             make_loader(g, features="x", **static, **options).close()
             assert pack.verify(progress=False) == {
                 "files": sum(path.is_file() and path.suffix != ".lock" for path in (folder / "p").rglob("*")),
@@ -146,10 +146,10 @@ def test_the_command_line(made: Path, pack: Path, capsys: pytest.CaptureFixture[
     record = read_record(str(layout / "layout"), "layout")
     shutil.rmtree(layout)
     assert main(["verify", str(pack)]) == 0
-    again = {"policy": record["policy"], "feature_cache": record["capacity"] / 500}
+    again = {"policy": record["policy"], "cache": record["capacity"] / 500}
     again["features"] = [each["name"] for each in record["features"]]
     with featstore.open(made / "g", memory="64MB") as g:
-        static = {"device_cache": 0.02, "disk": "4.5x"} if record["device_rows"] else {"superbatch": 3}
+        static = {"device_cache": 0.02, "disk": "4.5x"} if record["device_rows"] else {"length": 3}
         make_loader(g, strategy="packed", pack=pack, **again, **static).close()
     assert layout.exists()
     assert verify(pack)["layouts"] == 2

@@ -54,9 +54,9 @@ class Liar(Belady):
 
 @pytest.mark.parametrize("size", [4, 40])
 def test_a_policy_need_not_announce(dataset: Path, ondemand: list[Any], size: int) -> None:
-    found, stats = batches(dataset, strategy="streamed", superbatch=size, feature_cache=0.1, policy=Silent)
+    found, stats = batches(dataset, strategy="streamed", length=size, cache=0.1, policy=Silent)
     assert same(found, ondemand)
-    assert stats["rows_loaded"] == batches(dataset, strategy="streamed", superbatch=size, feature_cache=0.1)[1]["rows_loaded"]
+    assert stats["rows_loaded"] == batches(dataset, strategy="streamed", length=size, cache=0.1)[1]["rows_loaded"]
 
 
 def test_missed_rows_that_do_not_fit_are_read_back(dataset: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_missed_rows_that_do_not_fit_are_read_back(dataset: Path, ondemand: list
     monkeypatch.setattr(RunPacker, "most_held", 100)
     back = MissedRows.__call__
     monkeypatch.setattr(MissedRows, "__call__", lambda self, b: (read.append(self.kept(b) is None), back(self, b))[1])
-    assert same(batches(dataset, strategy="streamed", superbatch=7, feature_cache=0.1)[0], ondemand)
+    assert same(batches(dataset, strategy="streamed", length=7, cache=0.1)[0], ondemand)
     assert read
     assert all(read)
 
@@ -74,7 +74,7 @@ def test_missed_rows_that_do_not_fit_are_read_back(dataset: Path, ondemand: list
 def test_what_a_policy_announces_wrongly_is_the_loops_error(dataset: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(Liar, "how", how)
     with pytest.raises(featstore.PluginError, match="announced"):
-        batches(dataset, strategy="streamed", superbatch=12, feature_cache=0.1, policy=Liar)
+        batches(dataset, strategy="streamed", length=12, cache=0.1, policy=Liar)
     assert not os.path.exists(f"{dataset}.runs")
 
 
@@ -99,7 +99,7 @@ def test_packing_begins_where_there_is_disk_for_both(dataset, ondemand, monkeypa
     monkeypatch.setattr(RunPacker, "__call__", noting)
     if not early:
         monkeypatch.setattr(RunPacker, "fits", lambda *_: False)
-    found, _ = batches(dataset, strategy="streamed", superbatch=12, feature_cache=0.1, policy=Waiting)
+    found, _ = batches(dataset, strategy="streamed", length=12, cache=0.1, policy=Waiting)
     assert same(found, ondemand)
     assert len(seen) == 6
     assert set(seen) == {early}
@@ -123,7 +123,7 @@ def test_what_was_packed_goes_with_a_plan_that_fails(dataset: Path, monkeypatch:
 
     monkeypatch.setattr(RunPacker, "__call__", noting)
     with pytest.raises(RuntimeError, match="no more plans"):
-        batches(dataset, strategy="streamed", superbatch=12, feature_cache=0.1, policy=Failing)
+        batches(dataset, strategy="streamed", length=12, cache=0.1, policy=Failing)
     assert not os.path.exists(f"{dataset}.runs")
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-pack")]
 

@@ -35,7 +35,7 @@ def make(path: Path) -> None:
 
 def epoch(path: Path, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     with featstore.open(path, memory="64MB", threads=2) as g:
-        options = {"strategy": "superbatch", "superbatch": 4, "feature_cache": 0.1} | options
+        options = {"strategy": "superbatch", "length": 4, "cache": 0.1} | options
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with make_loader(g, sampler, g.node_data["train_idx"], 40, labels=None, seed=3, **options) as loader:
             return [(batch.input_ids.clone(), batch.x.clone()) for batch in loader]
@@ -49,17 +49,17 @@ def run_files_fail(folder: str, step: int) -> None:
     """Calls on run files fail (a full disk): the loop's OSError, nothing left, the next epoch right; in the child."""
     path = Path(folder) / "g"
     make(path)
-    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
+    expected = epoch(path, strategy="ondemand", length=None, cache=None)
     runs = Path(folder) / "runs"
     with featstore.open(path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         seeds = g.node_data["train_idx"]
-        for overlap in (True, False):
-            options: dict[str, Any] = {"superbatch": 4, "feature_cache": 0.1, "overlap": overlap, "run_dir": runs, "seed": 3}
+        for strategy in ("superbatch", "ginex"):
+            options: dict[str, Any] = {"length": 4, "cache": 0.1, "strategy": strategy, "run_dir": runs, "seed": 3}
             g.cache_neighbors(0)
-            with make_loader(g, sampler, seeds, 40, labels=None, strategy="superbatch", **options) as loader:
+            with make_loader(g, sampler, seeds, 40, labels=None, **options) as loader:
                 kept = g.neighbor_cache
-                assert (kept is not None) == overlap, "Ginex has lists while it samples alone"
+                assert (kept is None) == (strategy == "ginex"), "Ginex has lists while it samples alone"
                 for operation, name in (("write", "ENOSPC"), ("write", "EIO"), ("open", "EMFILE"), ("rename", "ENOSPC")):
                     for fault in sweep(runs, operation, name, step=step):
                         loader.set_epoch(0)
@@ -121,7 +121,7 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(SampleWriter, "add", add_eight)
     with featstore.open(tmp_path / "g", memory="64MB", threads=2) as g:
-        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
+        options: dict[str, Any] = {"strategy": "superbatch", "length": 4, "labels": None, "prefetch": 0}
         with make_loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
             iterator.begin()  # type: ignore[attr-defined]

@@ -21,11 +21,11 @@ from tests.support.refusing import refuses
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
-    "superbatch": {"superbatch": 3, "feature_cache": 0.1},
-    "superbatch, its length chosen": {"strategy": "superbatch", "feature_cache": 0.1},
-    "superbatch, serial": {"strategy": "superbatch", "overlap": False, "superbatch": 3, "feature_cache": 0.1},
-    "streamed": {"superbatch": 3, "feature_cache": 0.1},
-    "auto": {"feature_cache": 0.1},
+    "superbatch": {"length": 3, "cache": 0.1},
+    "superbatch, its length chosen": {"strategy": "superbatch", "cache": 0.1},
+    "superbatch, serial": {"strategy": "ginex", "length": 3, "cache": 0.1},
+    "streamed": {"length": 3, "cache": 0.1},
+    "auto": {"cache": 0.1},
 }
 
 
@@ -98,7 +98,7 @@ def test_every_form(small: SimpleNamespace, tmp_path: Path, form: str) -> None:
             with make_loader(g, sampler, small.train_idx, **options) as loader:
                 found[name] = [tensors(batch) for _ in range(2) for batch in loader]
         with featstore.sample_offline(g, sampler, small.train_idx, 40, 2, tmp_path / "p", seed=5) as pack:
-            options = {"strategy": "packed", "feature_cache": 0.1, "features": "x", "shuffle": False}
+            options = {"strategy": "packed", "cache": 0.1, "features": "x", "shuffle": False}
             with make_loader(g, pack=pack, **options) as loader:
                 found["packed"] = [tensors(batch) for _ in range(2) for batch in loader]
         expected = found.pop("ondemand")
@@ -183,7 +183,7 @@ def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strateg
             batch = own.sample(seeds, epoch=epoch, index=index)
             return batch if index % 4 else replace(batch, blocks=(), n_seeds=len(batch.input_ids))
 
-        options: dict[str, Any] = {"strategy": strategy, "superbatch": 8, "batch_size": 40, "features": "x", "feature_cache": 0.1}
+        options: dict[str, Any] = {"strategy": strategy, "length": 8, "batch_size": 40, "features": "x", "cache": 0.1}
         with (
             make_loader(g, SimpleNamespace(sample=sample), small.train_idx, **options) as loader,
             pytest.raises(featstore.PluginError, match="a batch of 2 blocks"),

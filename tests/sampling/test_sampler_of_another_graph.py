@@ -20,7 +20,7 @@ from tests.support.loaders import make_loader
 N, BATCH = 500, 50
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
-    "superbatch": {"strategy": "superbatch", "superbatch": 3, "feature_cache": 0.1},
+    "superbatch": {"strategy": "superbatch", "length": 3, "cache": 0.1},
 }
 
 

@@ -174,7 +174,7 @@ def test_a_loader_of_a_pack_reads_what_it_says(dataset: Path, pack: Path, tmp_pa
     mine = copied(pack, tmp_path)
     options: dict[str, Any] = {"strategy": "packed", "pack": mine, "policy": policy, "features": "x"}
     with featstore.open(dataset, memory="64MB") as g:
-        make_loader(g, feature_cache=0.1, **options).close()
+        make_loader(g, cache=0.1, **options).close()
         blocks = sum(path.stat().st_size for path in (mine / "samples", *mine.glob("layout-*/plan"), *mine.glob("layout-*/fill")))
         with make_loader(g, **options) as loader:
             before = kernel_bytes()
@@ -193,7 +193,7 @@ def test_a_streamed_loader_counts_what_it_reads_to_pack(dataset: Path, tmp_path:
         x = g.features["x"]
         sampler = featstore.NeighborSampler(g, [4, 4], seed=1)
         seeds = g.node_data["train_idx"]
-        options: dict[str, Any] = {"strategy": "streamed", "features": "x", "feature_cache": 0.05, "superbatch": 100}
+        options: dict[str, Any] = {"strategy": "streamed", "features": "x", "cache": 0.05, "length": 100}
         with make_loader(g, sampler, seeds, batch_size=32, run_dir=tmp_path, **options) as loader:
             before = kernel_bytes()
             used = [batch.input_ids.numpy() for batch in loader]

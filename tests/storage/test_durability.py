@@ -20,7 +20,6 @@ from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.sections import SectionWriter
 from featstore.topology.base import huge_bytes
 from tests.storage.test_extents import make_reader, open_file, write_base
-from tests.support.loaders import make_loader
 
 
 class Journal:
@@ -137,7 +136,7 @@ def test_a_pack_and_its_layouts(small: SimpleNamespace, tmp_path: Path, policy: 
                 featstore.sample_offline(g, sampler, small.train_idx, 40, path=path, overwrite=overwrite, progress=False).close()
         with (
             journal(tmp_path) as watched,
-            make_loader(g, pack=path, strategy="packed", policy=policy, feature_cache=0.1, features="x"),
+            featstore.Loader(g, features="x", strategy=featstore.Packed(path, policy=policy, cache=0.1)),
         ):
             pass
     made = [(i, target) for i, (what, target) in enumerate(watched.events) if what == "rename" and is_layout(target, path)]

@@ -94,7 +94,7 @@ def test_extents_are_written_over_from_superbatch_to_superbatch_and_epoch_to_epo
     runs = tmp_path / "runs"
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 4, "feature_cache": 0.05, "run_dir": runs}
+        options: dict[str, Any] = {"strategy": "streamed", "length": 4, "cache": 0.05, "run_dir": runs}
         loader = make_loader(g, sampler, g.node_data["train_idx"], batch_size=40, prefetch=0, **options)
         seen = []
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_an_epoch_ends_although_its_run_files_were_removed(dataset: Path, ondema
     runs = tmp_path / "runs"
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 1000, "feature_cache": 0.05, "run_dir": runs, "seed": 3}
+        options: dict[str, Any] = {"strategy": "streamed", "length": 1000, "cache": 0.05, "run_dir": runs, "seed": 3}
         with make_loader(g, sampler, g.node_data["train_idx"], batch_size=40, **options) as loader:
             indices = []
             for batch in loader:

@@ -52,7 +52,7 @@ def loader(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featst
 
 
 def test_auto_takes_the_least_and_says_why(data: Path) -> None:
-    with featstore.open(data, memory="64MiB") as g, loader(g, "auto", feature_cache=0.2) as auto:
+    with featstore.open(data, memory="64MiB") as g, loader(g, "auto", cache=0.2) as auto:
         found = auto.stats()["auto"]
         possible = [each for each in found["estimates"] if not each["impossible"]]
         assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
@@ -90,7 +90,7 @@ def test_batches_sampled_to_choose_are_used_by_the_run(data: Path, strategy: str
             return self._real.sample(seeds, epoch=epoch, index=index)
 
     with featstore.open(data, memory="64MiB") as g:
-        options: dict[str, Any] = {"batch_size": 50, "features": ["x"], "feature_cache": 0.1, "disk": "64MiB"}
+        options: dict[str, Any] = {"batch_size": 50, "features": ["x"], "cache": 0.1, "disk": "64MiB"}
         with make_loader(g, Counting(g), g.node_data["train_idx"], strategy="auto", **options) as ours:
             ahead = sorted(sampled)
             assert ahead == [(0, index) for index in range(8)]  # of twenty
@@ -127,7 +127,7 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
         with pytest.raises(OSError, match="disk budget"):
             Profile(context, f"{g.path}.runs", 1000)
         with pytest.warns(featstore.PerformanceWarning, match=r"no disk.*give disk='\d+KiB'"):
-            auto = loader(g, "auto", feature_cache=0.1, disk=1000)
+            auto = loader(g, "auto", cache=0.1, disk=1000)
         with auto:
             assert "no disk" in auto.stats()["auto"]["reason"]
     assert not (data.parent / "g.runs").exists()
@@ -165,7 +165,7 @@ def test_run_files_go_to_the_temporary_directory_where_none_can_be_made_beside_t
 
     monkeypatch.setattr(os, "mkdir", note)
     with featstore.open(data, memory="64MiB") as g:
-        with loader(g, strategy, feature_cache=0.1) as ours, loader(g, "ondemand") as theirs:
+        with loader(g, strategy, cache=0.1) as ours, loader(g, "ondemand") as theirs:
             assert sum(torch.equal(a.features["x"], b.features["x"]) for a, b in zip(ours, theirs, strict=True)) == 10
     assert {path.parent.name for path in made if path.parent.parent == read_only} == {f"featstore-{os.geteuid()}.runs"}
     assert os.listdir(read_only) == []
@@ -191,17 +191,17 @@ def test_where_no_run_files_can_be_made_auto_reads_on_demand_and_others_say_so(
         monkeypatch.setattr(tempfile, "gettempdir", missing)
     with featstore.open(data, memory="64MiB") as g:
         with pytest.raises(PermissionError, match=r"run files go here; run_dir= \(--run-dir\) names another") as caught:
-            list(loader(g, "superbatch", feature_cache=0.1))
+            list(loader(g, "superbatch", cache=0.1))
         assert caught.value.filename == f"{data}.runs"
         with pytest.warns(featstore.PerformanceWarning, match=r"'auto': no disk to estimate: .*: give run_dir=, a directory"):
-            auto = loader(g, "auto", feature_cache=0.1)
+            auto = loader(g, "auto", cache=0.1)
         with auto:
             assert auto.stats()["auto"]["taken"]["strategy"] == "ondemand"
             assert sum(1 for _ in auto) == 10
-        with loader(g, "superbatch", feature_cache=0.1, run_dir=tmp_path / "elsewhere" / "runs") as ours:
+        with loader(g, "superbatch", cache=0.1, run_dir=tmp_path / "elsewhere" / "runs") as ours:
             assert sum(1 for _ in ours) == 10
         with pytest.raises(PermissionError, match="run_dir="):  # where it was asked for
-            loader(g, "auto", feature_cache=0.1, run_dir=data.parent / "runs")
+            loader(g, "auto", cache=0.1, run_dir=data.parent / "runs")
     assert all(path.is_symlink() or not list(path.iterdir()) for path in read_only.iterdir())
 
 
@@ -213,7 +213,7 @@ def test_where_no_run_files_have_room_auto_reads_on_demand(data: Path, code: int
     monkeypatch.setattr("featstore.strategies.auto.Profile", full)
     with featstore.open(data, memory="64MiB") as g:
         with pytest.warns(featstore.PerformanceWarning, match=r"'auto': no disk to estimate: .*: give run_dir=, a directory"):
-            auto = loader(g, "auto", feature_cache=0.1)
+            auto = loader(g, "auto", cache=0.1)
         with auto:
             taken = auto.stats()["auto"]["taken"]
             assert (taken["strategy"], taken["policy"]) == ("ondemand", "degree"), "which samples nothing to begin"
@@ -227,7 +227,7 @@ def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path
     monkeypatch.setattr("featstore.strategies.auto.observe", observe)
     with featstore.open(data, memory="2MiB") as g:
         with pytest.warns(featstore.PerformanceWarning, match=r"no memory.*give memory='\d+KiB'"):
-            auto = loader(g, "auto", feature_cache=0.01, prefetch=0, threads=1)
+            auto = loader(g, "auto", cache=0.01, prefetch=0, threads=1)
         with auto:
             found = auto.stats()["auto"]
             assert found["taken"]["strategy"] == "ondemand"
@@ -300,7 +300,7 @@ def test_rows_by_degree_are_judged_and_streamed(data: Path, monkeypatch: pytest.
         with loader(g, "ondemand") as plain:
             expected = [batch.features["x"].clone() for batch in plain]
         steer(monkeypatch, "streamed", "degree")
-        with loader(g, "auto", feature_cache=0.2) as auto:
+        with loader(g, "auto", cache=0.2) as auto:
             found = auto.stats()["auto"]
             assert [each["policy"] for each in found["estimates"] if each["strategy"] == "streamed"] == ["belady", "degree"]
             assert all(torch.equal(batch.features["x"], x) for batch, x in zip(auto, expected, strict=True))

@@ -46,7 +46,7 @@ def test_a_packs_batches_are_the_same_whatever_is_taken(
     """With pack= samples are frozen whatever the strategy, and packing them is one of the choices."""
     steer(monkeypatch, strategy, policy)
     with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
-        options: dict[str, Any] = {"features": ["x", "z"], "feature_cache": 0.1, "shuffle": True, "seed": 3, "epochs": 3}
+        options: dict[str, Any] = {"features": ["x", "z"], "cache": 0.1, "shuffle": True, "seed": 3, "epochs": 3}
         with make_loader(g, pack=frozen, strategy="auto", **options) as ours:
             for epoch in range(3):
                 seen = []
@@ -74,21 +74,21 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
     monkeypatch.setattr("featstore.strategies.auto.copy_speed", lambda *_: CopySpeed(8e9, 8e9, 8e9))
     slow = DriveSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
     with featstore.open(data, memory="64MiB") as g:
-        with loader(g, "auto", feature_cache=0.1, epochs=10**6) as auto:
+        with loader(g, "auto", cache=0.1, epochs=10**6) as auto:
             estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
             assert auto.stats()["auto"]["taken"]["strategy"] != "packed"
             assert "needs pack=" in estimates["packed", "belady"]["impossible"]
         monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: slow)
         first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
-            with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
+            with featstore.Loader(g, strategy=featstore.Auto(pack=frozen, cache=0.1, epochs=epochs)) as auto:
                 found = auto.stats()["auto"]
                 first = first or found["estimates"]
                 possible = [each for each in found["estimates"] if not each["impossible"]]
                 assert {each["strategy"] for each in possible} == set(STRATEGIES)
                 assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
         assert found["taken"]["strategy"] == "packed"  # many epochs: what packing costs is spread over them
-        with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=1) as auto:
+        with featstore.Loader(g, strategy=featstore.Auto(pack=frozen, cache=0.1, epochs=1)) as auto:
             there = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
         policy = found["taken"]["policy"]
         before = next(e for e in first if (e["strategy"], e["policy"]) == ("packed", policy))
@@ -107,7 +107,7 @@ def test_what_fits_the_disk_is_what_can_be_made(
     """At every disk: a layout that is called possible is made within it, and one that can be made is not called impossible,
     but for a few hundredths that are left in reserve."""
     packs_slow(monkeypatch)
-    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "feature_cache": 0.1}
+    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "cache": 0.1}
 
     def remove() -> None:
         for folder in frozen.glob("layout-*"):
@@ -166,7 +166,7 @@ def test_a_layout_that_is_there_is_judged_by_what_it_takes(
 ) -> None:
     """If that is too much, a smaller one is judged, which a static policy has."""
     packs_slow(monkeypatch)
-    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1}
+    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "cache": 0.1}
     with featstore.open(data, memory="64MiB") as g:
         make_loader(g, strategy="packed", policy=policy, **options).close()
         n_bytes = sum(path.stat().st_size for path in frozen.glob("layout-*/*"))
@@ -191,7 +191,7 @@ def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> Non
         disk, gap = 1_900_000, 8192
         counted = count_static(pack, layout_sizes(options, widths, g.budget), pack.counts(), widths, gap, g.budget, disk)
         assert counted.length > 1
-        given: dict[str, Any] = {"pack": pack, "features": ["x", "z"], "feature_cache": 0.1, "labels": None, "shuffle": False}
+        given: dict[str, Any] = {"pack": pack, "features": ["x", "z"], "cache": 0.1, "labels": None, "shuffle": False}
         with make_loader(g, strategy="packed", policy="frequency", disk=disk, **given) as loader:
             folder = next(frozen.glob("layout-*"))
             actual = sum(path.stat().st_size for path in folder.iterdir())
@@ -219,7 +219,7 @@ def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
         raise featstore.BudgetError("none is left")
 
     monkeypatch.setattr("featstore.strategies.auto.observe", no_memory)
-    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1, "disk": "20x"}
+    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "cache": 0.1, "disk": "20x"}
     with featstore.open(data, memory="64MiB") as g:
 
         def taken(**more: Any) -> tuple[str, str]:
@@ -232,7 +232,7 @@ def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
             return found["taken"]["strategy"], found["taken"]["policy"]
 
         assert taken() == ("ondemand", "frequency")
-        assert taken(feature_cache=0) == ("ondemand", "none")
+        assert taken(cache=0) == ("ondemand", "none")
         assert taken(device_cache=0.1) == ("packed", "frequency")
         make_loader(g, strategy="packed", **options).close()
         assert taken() == ("packed", "belady")
@@ -257,7 +257,7 @@ def test_merged_reads(places: set[int], row_bytes: int, gap: int) -> None:
 
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
 def test_a_device_cache_is_kept_whatever_is_taken(data: Path, frozen: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "feature_cache": 0.1, "device_cache": 0.05, "epochs": 2}
+    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "cache": 0.1, "device_cache": 0.05, "epochs": 2}
     with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
         with make_loader(g, strategy="auto", **options) as free:
             found = free.stats()["auto"]

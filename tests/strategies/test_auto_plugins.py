@@ -139,15 +139,15 @@ def test_wrong_estimates_are_left_out(
     assert re.search(message, next(each["impossible"] for each in found["estimates"] if each["strategy"] == "mine"))
 
 
-def test_what_cannot_be_foreseen_is_left_out(
+def test_a_length_that_cannot_be_estimated_is_left_out(
     path: Path, register: Callable[[Estimator], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def foreseen(self: featstore.Strategy, context: featstore.Context) -> Length:
+    def estimate_length(self: featstore.Strategy, context: featstore.Context) -> Length:
         raise KeyError("batches")
 
     register(expected)
-    monkeypatch.setattr(STRATEGIES.known["mine"], "foreseen", foreseen)
-    with pytest.warns(featstore.PerformanceWarning, match=r"'mine' .*foreseen: KeyError: 'batches'; it is left out"):
+    monkeypatch.setattr(STRATEGIES.known["mine"], "estimate_length", estimate_length)
+    with pytest.warns(featstore.PerformanceWarning, match=r"'mine' .*estimates no length: KeyError: 'batches'; it is left out"):
         found = train(path)
     assert found["taken"]["strategy"] != "mine"
     assert "KeyError" in next(each["impossible"] for each in found["estimates"] if each["strategy"] == "mine")
@@ -162,7 +162,7 @@ def test_a_package_that_cannot_be_loaded_disturbs_nobody(path: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
-def test_an_estimate_is_of_superbatches_as_long_as_foreseen(
+def test_an_estimate_is_of_superbatches_as_long_as_estimated(
     path: Path, has_memory: bool, register: Callable[[Estimator], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the strategy's own; of one batch each where there is no memory for a run. The record has those of what is taken."""
@@ -172,15 +172,15 @@ def test_an_estimate_is_of_superbatches_as_long_as_foreseen(
         seen.append(workload.superbatch)
         return expected(workload, machine)
 
-    def foreseen(self: featstore.Strategy, context: featstore.Context) -> Length:
+    def estimate_length(self: featstore.Strategy, context: featstore.Context) -> Length:
         if not has_memory:
             raise featstore.BudgetError("none", 1)
         return Length(4, 3, "more of it")
 
     register(estimator)
-    monkeypatch.setattr(STRATEGIES.known["mine"], "foreseen", foreseen)
+    monkeypatch.setattr(STRATEGIES.known["mine"], "estimate_length", estimate_length)
     if not has_memory:  # for any that plans ahead: what is taken has no length, whatever the drive was measured to do
-        monkeypatch.setattr(featstore.Superbatch, "foreseen", foreseen)
+        monkeypatch.setattr(featstore.Superbatch, "estimate_length", estimate_length)
     found = train(path)["superbatch"]
     assert seen[0] == found["batches"] == (4 if has_memory else 1)
     assert (found["passes"], found["advice"]) == ((3, "more of it") if has_memory else (14, None))

@@ -43,12 +43,12 @@ class Graph:
             featstore.sample_offline(self.g, self.sampler, seeds, BATCH, 2, pack, disk="50MB", progress=False).close()
 
     def packed(self, name: str, **options: Any) -> featstore.Loader:
-        options = {"feature_cache": 0.1, "disk": "50MB", **options}
+        options = {"cache": 0.1, "disk": "50MB", **options}
         return make_loader(self.g, labels=None, strategy="packed", pack=self.packs[name], **options)
 
     def fresh(self, name: str, **options: Any) -> featstore.Loader:
         seeds = self.g.node_data[f"{name}_idx"]
-        options = {"feature_cache": 0.1, **options}
+        options = {"cache": 0.1, **options}
         return make_loader(self.g, self.sampler, seeds, BATCH, labels=None, **options)
 
 
@@ -60,19 +60,19 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
 
 
 PLANNING: dict[str, Callable[[Graph, str], featstore.Loader]] = {
-    "belady": lambda g, name: g.packed(name, superbatch=3),
+    "belady": lambda g, name: g.packed(name, length=3),
     "frequency": lambda g, name: g.packed(name, policy="frequency"),
-    "nothing": lambda g, name: g.packed(name, feature_cache=0),
-    "superbatch": lambda g, name: g.fresh(name, strategy="superbatch", superbatch=4, disk="20MB"),
-    "serial": lambda g, name: g.fresh(name, strategy="superbatch", superbatch=4, overlap=False, disk="20MB"),
-    "streamed": lambda g, name: g.fresh(name, strategy="streamed", superbatch=4, disk="20MB"),
+    "nothing": lambda g, name: g.packed(name, cache=0),
+    "superbatch": lambda g, name: g.fresh(name, strategy="superbatch", length=4, disk="20MB"),
+    "serial": lambda g, name: g.fresh(name, strategy="ginex", length=4, disk="20MB"),
+    "streamed": lambda g, name: g.fresh(name, strategy="streamed", length=4, disk="20MB"),
 }
 OTHERS: dict[str, Callable[[Graph, str], featstore.Loader]] = {
     **PLANNING,
-    "wider": lambda g, name: g.packed(name, policy="frequency", feature_cache=0.2),
+    "wider": lambda g, name: g.packed(name, policy="frequency", cache=0.2),
     "lru": lambda g, name: g.fresh(name, policy="lru"),
     "degree": lambda g, name: g.fresh(name, policy="degree"),
-    "plain": lambda g, name: g.fresh(name, feature_cache=None),
+    "plain": lambda g, name: g.fresh(name, cache=None),
 }
 
 
@@ -119,7 +119,7 @@ def rows_of(batch: featstore.MiniBatch) -> bytes:
 @pytest.fixture(scope="module")
 def alone(graph: Graph) -> dict[str, list[list[bytes]]]:
     """The batches of two epochs of each set of nodes, in the order of their index, read on demand by a loader that is alone."""
-    with graph.fresh("train", feature_cache=None) as train, graph.fresh("val", feature_cache=None) as val:
+    with graph.fresh("train", cache=None) as train, graph.fresh("val", cache=None) as val:
         found = {"train": [list(map(rows_of, train)) for _ in range(2)], "val": [list(map(rows_of, val)) for _ in range(2)]}
     assert found["train"][0] != found["train"][1]
     return found
@@ -131,8 +131,8 @@ TOGETHER: dict[str, Callable[[Graph, str], featstore.Loader]] = {
     "ginex": PLANNING["serial"],
     "streamed": PLANNING["streamed"],
     "packed": PLANNING["belady"],
-    "auto": lambda g, name: g.fresh(name, strategy="auto", feature_cache="auto", disk="20MB"),
-    "superbatch of what is left": lambda g, name: g.fresh(name, strategy="superbatch", feature_cache="auto", disk="20MB"),
+    "auto": lambda g, name: g.fresh(name, strategy="auto", cache="auto", disk="20MB"),
+    "superbatch of what is left": lambda g, name: g.fresh(name, strategy="superbatch", cache="auto", disk="20MB"),
 }
 
 
@@ -228,7 +228,7 @@ def test_two_epochs_of_one_loader(graph: Graph, alone: dict[str, list[list[bytes
 def test_a_pack_without_its_dataset_has_nothing_to_read_on_demand(graph: Graph) -> None:
     graph.packed("val", policy="frequency").close()
     with featstore.PackedGraph(graph.packs["val"], memory="64MB") as packed:
-        options = {"labels": None, "strategy": "packed", "policy": "frequency", "feature_cache": 0.1}
+        options = {"labels": None, "strategy": "packed", "policy": "frequency", "cache": 0.1}
         with make_loader(packed, **options) as first, make_loader(packed, **options) as second:
             running = iter(first)
             check(next(running))
@@ -326,16 +326,16 @@ def test_state_says_in_which_order_a_packs_batches_run(graph: Graph) -> None:
             next(iter(made))
             return made.state_dict()
 
-    state = begun(superbatch=3)
-    for options in ({"superbatch": 2}, {"policy": "frequency"}):
+    state = begun(length=3)
+    for options in ({"length": 2}, {"policy": "frequency"}):
         with graph.packed("train", **options) as other, pytest.raises(ValueError, match="another order"):
             other.load_state_dict(state)
-    with graph.packed("train", superbatch=3) as made:
+    with graph.packed("train", length=3) as made:
         whole = [batch.index for batch in made]
-    with graph.packed("train", superbatch=3, feature_cache=0.2) as other:
+    with graph.packed("train", length=3, cache=0.2) as other:
         other.load_state_dict(state)
         assert [batch.index for batch in other] == whole[1:]
-    state = begun(superbatch=3, shuffle=False)
+    state = begun(length=3, shuffle=False)
     with graph.packed("train", policy="frequency", shuffle=False) as other:
         other.load_state_dict(state)
         assert len(list(other)) == len(other) - 1
@@ -404,9 +404,7 @@ def test_a_loaders_cache_comes_in_the_place_of_the_last_ones(tmp_path: Path) -> 
             {"strategy": "superbatch", "disk": "20MB"},
             {"policy": "degree"},
         ):
-            with make_loader(
-                g, sampler, g.node_data["train_idx"], BATCH, labels=None, prefetch=0, feature_cache=1.0, **options
-            ) as made:
+            with make_loader(g, sampler, g.node_data["train_idx"], BATCH, labels=None, prefetch=0, cache=1.0, **options) as made:
                 for batch in made:
                     assert np.array_equal(batch.x.numpy(), wide[batch.input_ids.numpy()])
             del batch

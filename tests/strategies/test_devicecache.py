@@ -26,12 +26,12 @@ N, BATCH = 600, 40
 WIDTH = 4 * 7 + 2 * 3 + 2 * 5 + 11  # bytes of the features' rows
 STRATEGIES: dict[str, dict[str, Any]] = {
     "on demand": {},
-    "degree": {"policy": "degree", "feature_cache": 0.1},
-    "lru": {"policy": "lru", "feature_cache": 0.1},
-    "belady": {"strategy": "superbatch", "feature_cache": 0.1, "length": 4},
-    "fixed": {"strategy": "superbatch", "feature_cache": 0.1, "policy": "degree", "length": 4},
-    "ginex": {"strategy": "ginex", "feature_cache": 0.1, "length": 4},
-    "streamed": {"strategy": "streamed", "feature_cache": 0.1, "length": 4},
+    "degree": {"policy": "degree", "cache": 0.1},
+    "lru": {"policy": "lru", "cache": 0.1},
+    "belady": {"strategy": "superbatch", "cache": 0.1, "length": 4},
+    "fixed": {"strategy": "superbatch", "cache": 0.1, "policy": "degree", "length": 4},
+    "ginex": {"strategy": "ginex", "cache": 0.1, "length": 4},
+    "streamed": {"strategy": "streamed", "cache": 0.1, "length": 4},
     "auto": {"strategy": "auto"},
 }
 pytestmark = pytest.mark.filterwarnings("ignore:strategy '(streamed|auto)':featstore.PerformanceWarning")

@@ -45,8 +45,8 @@ def tier_of(made: featstore.Loader) -> Any:
 def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str) -> None:
     """The first step decides; plans that were made before are run as they are; the next epoch has all of it."""
     options = {**STRATEGIES[name], "device": device}
-    if options.get("feature_cache") is None:
-        options["feature_cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
+    if options.get("cache") is None:
+        options["cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
     with featstore.open(dataset, memory="2MiB") as g, loader(g, options) as made:
         assert made.stats()["device_cache"] == {"rows": 0, "bytes": 0, "why": "no step is done yet"}
         batches = []
@@ -296,7 +296,7 @@ def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path, device: 
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, np.arange(0, N, 2), BATCH, path=tmp_path / "p", progress=False).close()
         with pytest.raises(OptionError, match="device_cache: the layout of a pack is made for so many rows on the device"):
-            make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device=device, device_cache="auto")
+            featstore.Loader(g, labels=None, device=device, device_cache="auto", strategy=featstore.Packed(tmp_path / "p"))
 
 
 def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:

@@ -1,4 +1,4 @@
-"""The paper's serial schedule (``overlap=False``): one memory for two caches, the initial prefetch, nothing left behind."""
+"""The paper's serial schedule (``Ginex``): one memory for two caches, the initial prefetch, nothing left behind."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
 
 
 def serial(g: featstore.OutOfCoreGraph, **options: Any) -> Loader:
-    options = {"superbatch": 5, "feature_cache": SHARE, "seed": 3} | options
+    options = {"length": 5, "cache": SHARE, "seed": 3} | options
     sampler = options.pop("sampler", None) or featstore.NeighborSampler(g, [4, 3], seed=1)
-    return make_loader(g, sampler, g.node_data["train_idx"], BATCH, strategy="superbatch", overlap=False, **options)
+    return make_loader(g, sampler, g.node_data["train_idx"], BATCH, strategy="ginex", **options)
 
 
 class Watched:
@@ -172,7 +172,7 @@ def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tup
 @pytest.mark.parametrize("capacity", [1, 40, 160, N])
 def test_loads_are_those_of_the_initial_prefetch_and_belady(g: featstore.OutOfCoreGraph, capacity: int) -> None:
     ahead, missed = expected_loads(g, 5, capacity)
-    with serial(g, feature_cache=capacity / N) as loader:
+    with serial(g, cache=capacity / N) as loader:
         sum(1 for _ in loader)
         stats = loader.stats()
         assert stats["rows_loaded"] == ahead + missed

@@ -20,12 +20,12 @@ from tests.support.loaders import make_loader
 N = 30_000
 OPTIONS: dict[str, dict[str, Any]] = {
     "on demand, in one thread": {"prefetch": 0, "threads": 1},
-    "on demand, cache": {"feature_cache": 0.05, "labels": "y"},
-    "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "feature_cache": 0.05, "labels": "y"},
-    "superbatch of four": {"strategy": "superbatch", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
-    "serial": {"strategy": "superbatch", "overlap": False, "feature_cache": "500KB"},
-    "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "feature_cache": "500KB", "labels": "y"},
-    "streamed of four": {"strategy": "streamed", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
+    "on demand, cache": {"cache": 0.05, "labels": "y"},
+    "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "cache": 0.05, "labels": "y"},
+    "superbatch of four": {"strategy": "superbatch", "length": 4, "features": ["x", "z"], "prefetch": 0},
+    "serial": {"strategy": "ginex", "cache": "500KB"},
+    "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "cache": "500KB", "labels": "y"},
+    "streamed of four": {"strategy": "streamed", "length": 4, "features": ["x", "z"], "prefetch": 0},
     "auto": {"strategy": "auto"},
 }
 
@@ -244,25 +244,25 @@ def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Foreseeing(featstore.Streamed):
-    """Says what it foresees before it runs."""
+class Estimating(featstore.Streamed):
+    """Estimate the length before it runs."""
 
     def run(self, context: featstore.Context) -> featstore.Runner:
-        FORESEEN.append(self.foreseen(context).n_batches)
+        ESTIMATED.append(self.estimate_length(context).n_batches)
         return super().run(context)
 
 
-FORESEEN: list[int] = []
+ESTIMATED: list[int] = []
 
 
-@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
-def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
+@pytest.mark.filterwarnings("ignore:strategy 'Estimating|strategy '(superbatch|ginex|streamed)':featstore.PerformanceWarning")
+def test_superbatches_are_estimated_as_they_run(dataset: Path) -> None:
     """And the shorter, the less memory others leave."""
     lengths = []
     for more in (1, 1_900_000, 2_100_000):
         with featstore.open(dataset, memory="4MB") as g, g.budget.reserve("others", more):
             sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
-            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=Foreseeing(cache=None)) as loader:
+            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=Estimating(cache=None)) as loader:
                 lengths.append(loader.stats()["superbatch"]["batches"])
-    assert lengths == FORESEEN
+    assert lengths == ESTIMATED
     assert lengths[0] > lengths[1] > lengths[2] > 1

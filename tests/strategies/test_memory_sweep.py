@@ -18,7 +18,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
 from featstore.strategies.registry import find_strategy
-from tests.support.loaders import NAMES, make_loader
+from tests.support.loaders import make_loader
 from tests.support.sampled import covering, one_in
 
 # In little memory superbatches are short, and streamed passes many: what they cost is not what is tested here.
@@ -27,21 +27,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:strategy '(superbatch|ginex|stre
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM
 STRATEGIES: dict[str, dict[str, Any]] = {  # beside those of tests/memory, which have no device, no history, and one policy
-    "frequency": {"policy": "frequency", "feature_cache": "auto"},
-    "sieve": {"policy": "sieve", "feature_cache": "auto"},
-    "superbatch of 5 %": {"strategy": "superbatch", "feature_cache": 0.05},
-    "serial": {"strategy": "superbatch", "feature_cache": "auto", "overlap": False},
-    "streamed of 5 %": {"strategy": "streamed", "feature_cache": 0.05},
+    "frequency": {"policy": "frequency", "cache": "auto"},
+    "sieve": {"policy": "sieve", "cache": "auto"},
+    "superbatch of 5 %": {"strategy": "superbatch", "cache": 0.05},
+    "serial": {"strategy": "ginex", "cache": "auto"},
+    "streamed of 5 %": {"strategy": "streamed", "cache": 0.05},
     "auto": {"strategy": "auto"},
-    "sieve, a device": {"policy": "sieve", "feature_cache": 0.05, "device_cache": 0.02},
-    "streamed, a device": {"strategy": "streamed", "feature_cache": "auto", "device_cache": 0.02},
-    "superbatch, a history": {"strategy": "superbatch", "feature_cache": "auto", "history": 0.05},
-    "packed": {"strategy": "packed", "feature_cache": "auto"},
-    "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
+    "sieve, a device": {"policy": "sieve", "cache": 0.05, "device_cache": 0.02},
+    "streamed, a device": {"strategy": "streamed", "cache": "auto", "device_cache": 0.02},
+    "superbatch, a history": {"strategy": "superbatch", "cache": "auto", "history": 0.05},
+    "packed": {"strategy": "packed", "cache": "auto"},
+    "packed, frequency": {"strategy": "packed", "cache": "auto", "policy": "frequency"},
 }
 CHOOSING: dict[str, dict[str, Any]] = {  # a history's nodes, by the memory: batches differ
-    "degree, a history": {"policy": "degree", "feature_cache": "auto", "history": "auto"},
-    "streamed, a history": {"strategy": "streamed", "feature_cache": "auto", "history": "auto"},
+    "degree, a history": {"policy": "degree", "cache": "auto", "history": "auto"},
+    "streamed, a history": {"strategy": "streamed", "cache": "auto", "history": "auto"},
     "auto, a history": {"strategy": "auto", "history": "auto"},
 }
 MOST_TRIES = 5_000  # refused reservations between two batches
@@ -199,10 +199,7 @@ def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], c
     """Run ``featstore train`` with the options of a case; return its losses, or what its error names."""
     line = ["train", str(graph), "--epochs", "2", "--fanouts", "5,5", "--hidden", "8", "--memory", f"{memory}B", "--json"]
     for option, value in STRATEGIES[name].items():
-        if option == "overlap":
-            line += ["--strategy", "ginex"]
-        elif option != "strategy" or "overlap" not in STRATEGIES[name]:
-            line += [f"--{NAMES.get(option, option)}".replace("_", "-"), str(value)]
+        line += [f"--{option}".replace("_", "-"), str(value)]
     line += ["--pack", str(pack)] if "packed" in name else ["--batch-size", "128"]
     tries[0] = -MOST_TRIES  # no loader tells of its batches here
     code = main(line)
@@ -273,7 +270,9 @@ def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, m
     def taken(memory: int) -> dict[str, Any]:
         with featstore.open(graph, memory=memory) as g:
             sampler = featstore.NeighborSampler(g, [5, 5])
-            with make_loader(g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, strategy="auto") as loader:
+            with featstore.Loader(
+                g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, strategy="auto"
+            ) as loader:
                 assert sum(1 for _ in loader) == len(loader)
                 found: dict[str, Any] = loader.stats()["auto"]
         return found

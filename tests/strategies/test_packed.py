@@ -70,9 +70,9 @@ def run(
 @pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 def test_the_same_batches(dataset: Path, pack: Path, ondemand: list[Any], policy: str, cache: float) -> None:
     for backend, prefetch, size in (("io_uring", 2, "auto"), ("pread", 0, 7)):
-        options: dict[str, Any] = {"policy": policy, "feature_cache": cache, "prefetch": prefetch}
+        options: dict[str, Any] = {"policy": policy, "cache": cache, "prefetch": prefetch}
         if policy == "belady":
-            options["superbatch"] = size
+            options["length"] = size
         found, stats = run(dataset, pack, backend=backend, **options)
         assert same(found[0] + found[2], ondemand)
         assert stats["hits"]["base"] == 0
@@ -93,12 +93,12 @@ def test_loads_are_beladys_and_frequencys(dataset: Path, pack: Path) -> None:
         trace = Trace([opened.ids(i) for i in range(25)], N)
         counts = opened.counts()
     capacity = round(0.1 * N)
-    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, superbatch=25)
+    _, stats = run(dataset, pack, epochs=1, cache=0.1, length=25)
     assert stats["rows_loaded"] / 2 == simulate(trace, capacity, "belady").sum()
-    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, superbatch=10)
+    _, stats = run(dataset, pack, epochs=1, cache=0.1, length=10)
     parts = [Trace(trace[a:b], N) for a, b in ((0, 10), (10, 20), (20, 25))]
     assert stats["rows_loaded"] / 2 == sum(simulate(part, capacity, "belady").sum() for part in parts)
-    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, policy="frequency")
+    _, stats = run(dataset, pack, epochs=1, cache=0.1, policy="frequency")
     hot = np.argsort(-counts, kind="stable")[:capacity]
     assert stats["rows_loaded"] / 2 == sum(len(np.setdiff1d(ids, hot)) for ids in trace) + capacity  # its fill counted
 
@@ -106,7 +106,7 @@ def test_loads_are_beladys_and_frequencys(dataset: Path, pack: Path) -> None:
 def test_a_loader_lives_as_long_as_its_loop(dataset: Path, pack: Path, tmp_path: Path) -> None:
     """Nobody else holds it, and it closes the pack that it opened."""
     with featstore.open(dataset, memory="64MB") as g:
-        options: dict[str, Any] = {"pack": copied(pack, tmp_path), "feature_cache": 0.1, "prefetch": 1}
+        options: dict[str, Any] = {"pack": copied(pack, tmp_path), "cache": 0.1, "prefetch": 1}
         indices = []
         for batch in make_loader(g, strategy="packed", **options):
             gc.collect()
@@ -119,7 +119,7 @@ def test_a_loader_lives_as_long_as_its_loop(dataset: Path, pack: Path, tmp_path:
 def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> None:
     """A policy that asks for degrees gets the graph's; one that breaks its contract is named."""
     for policy in ("degree", "in_out_ratio", "random"):
-        found, stats = run(dataset, pack, policy=policy, feature_cache=0.2, epochs=1)
+        found, stats = run(dataset, pack, policy=policy, cache=0.2, epochs=1)
         assert same(found[0], ondemand[:25])
         assert 0 < stats["hits"]["host"] < stats["rows"]
 
@@ -129,7 +129,7 @@ def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> No
         def scores(self, context: featstore.PolicyContext) -> Any:
             return np.zeros(3)
 
-    refuses(featstore.PluginError, "real numbers", lambda: run(dataset, pack, policy=Short, feature_cache=0.2))
+    refuses(featstore.PluginError, "real numbers", lambda: run(dataset, pack, policy=Short, cache=0.2))
 
 
 def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.Tensor, np.ndarray, int]:
@@ -161,12 +161,12 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
         with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p") as pack:
             options: dict[str, Any] = {
                 "policy": data.draw(st.sampled_from(["belady", "frequency"])),
-                "feature_cache": data.draw(st.sampled_from([1, 0.01, 0.3, 1.0])),
+                "cache": data.draw(st.sampled_from([1, 0.01, 0.3, 1.0])),
             }
             if options["policy"] == "belady":
-                options["superbatch"] = data.draw(st.integers(1, 9))
-            if options["feature_cache"] == 1:
-                options["feature_cache"] = f"{4 * len(raw) + 8 + raw.shape[1]}B"  # one row
+                options["length"] = data.draw(st.integers(1, 9))
+            if options["cache"] == 1:
+                options["cache"] = f"{4 * len(raw) + 8 + raw.shape[1]}B"  # one row
             try:
                 with make_loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
                     seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
@@ -191,7 +191,7 @@ def test_a_pack_is_copied_reused_and_named_when_stale(dataset: Path, pack: Path,
     run(dataset, first, epochs=1)  # it has none: one is made, of the size that the memory gives
     assert len(list(first.glob("layout-*"))) == 1
     mine = copied(pack, tmp_path)
-    run(dataset, mine, feature_cache=0.1, epochs=1)
+    run(dataset, mine, cache=0.1, epochs=1)
     assert len(list(mine.glob("layout-*"))) == 1
     there = tmp_path / "elsewhere"
     shutil.copytree(mine, there)
@@ -215,21 +215,21 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ({"strategy": "packed"}, "^pack: "),
             ({"strategy": "packed", "pack": pack, "sampler": sampler, "seeds": [1]}, "takes no sampler"),
             ({"strategy": "streamed"}, "needs a sampler"),
-            ({"strategy": "packed", "pack": pack, "policy": "lru", "feature_cache": 0.1}, "planned policy"),
+            ({"strategy": "packed", "pack": pack, "policy": "lru", "cache": 0.1}, "planned policy"),
         ]
         for options, words in wrong:
             refuses(ValueError, words, lambda: make_loader(g, **options))
-        refuses(FileNotFoundError, "", lambda: make_loader(g, strategy="packed", pack=pack.parent / "none"))
-        refuses(featstore.FormatError, "is not a pack", lambda: make_loader(g, strategy="packed", pack=dataset))
+        refuses(FileNotFoundError, "", lambda: featstore.Loader(g, strategy=featstore.Packed(pack.parent / "none")))
+        refuses(featstore.FormatError, "is not a pack", lambda: featstore.Loader(g, strategy=featstore.Packed(dataset)))
 
 
 def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
     for disk in ("1KB", "100KB", "300KB"):
-        caught = refuses(OSError, r"disk budget|may be used", lambda: run(dataset, mine, feature_cache=0.01, disk=disk))
+        caught = refuses(OSError, r"disk budget|may be used", lambda: run(dataset, mine, cache=0.01, disk=disk))
         assert caught.value.errno == errno.ENOSPC
         assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
-    run(dataset, mine, feature_cache=0.01, disk="20MB")
+    run(dataset, mine, cache=0.01, disk="20MB")
     assert sum(path.stat().st_size for path in mine.rglob("layout-*/*")) <= 20_000_000
 
 
@@ -243,7 +243,7 @@ def _failing(folder: str, dataset: str, policy: str, disk: str | None, writes_ap
         for fault in sweep(folder, operation, error, step=step):
             with fault:
                 try:
-                    run(Path(dataset), mine, feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+                    run(Path(dataset), mine, cache=0.01, epochs=0, policy=policy, disk=disk)
                 except OSError:
                     assert fault.fired
             with featstore.Pack(mine) as opened:
@@ -309,7 +309,7 @@ def _killed(pack: str, folder: str, steps: list[int], dataset: str, policy: str,
 
     def make(mine: str, step: int) -> None:
         os.fsync = dying_fsync(step)
-        run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+        run(Path(dataset), Path(mine), memory="3MB", cache=0.01, epochs=0, policy=policy, disk=disk)
 
     die_at_each(make, pack, folder, steps)
 
@@ -322,7 +322,7 @@ def test_killed_at_every_durable_moment(dataset, pack, tmp_path, ondemand, polic
         kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
         before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
         resumed += bool(kept)
-        found, stats = run(dataset, mine, memory="3MB", feature_cache=0.01, policy=policy, disk=disk)
+        found, stats = run(dataset, mine, memory="3MB", cache=0.01, policy=policy, disk=disk)
         assert ("disk_cache" in stats["hits"]) == (disk is not None)
         assert same(found[0] + found[2], ondemand), mine
         assert all(next(mine.glob(f"layout-*/{name}")).read_bytes() == data for name, data in before.items())
@@ -336,7 +336,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
     mine = copied(pack, tmp_path)
     refuses(featstore.FormatError, "no layout", lambda: featstore.PackedGraph(mine))
     for policy in ("belady", "frequency"):
-        run(dataset, mine, feature_cache=0.1, epochs=0, policy=policy)
+        run(dataset, mine, cache=0.1, epochs=0, policy=policy)
     there = tmp_path / "elsewhere"
     shutil.move(mine, there)
     (there / "writer.lock").unlink()
@@ -349,7 +349,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
             with pytest.raises(AttributeError, match="topology"):
                 _ = g.topology
             for policy in ("belady", "frequency"):
-                with make_loader(g, features=["x", "z"], strategy="packed", policy=policy) as loader:
+                with featstore.Loader(g, features=["x", "z"], strategy=featstore.Packed(policy=policy)) as loader:
                     found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
                 for number, (index, tensors, blocks) in enumerate(ondemand):
                     batch = found[number // 25, index]
@@ -359,7 +359,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                     assert torch.equal(batch.y, tensors[2])
                     assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
                 del found, batch
-            refuses(OSError, "not in the pack", lambda: make_loader(g, features=["x"], strategy="packed", feature_cache=0.2))
+            refuses(OSError, "not in the pack", lambda: featstore.Loader(g, features=["x"], strategy=featstore.Packed(cache=0.2)))
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
 
@@ -374,7 +374,7 @@ def test_memory_for_reading_ahead_is_given_to_batches(tmp_path: Path, policy: st
     with featstore.open(tmp_path / "g", memory="40MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], 30, path=tmp_path / "p", progress=False).close()
-        options: dict[str, Any] = {"policy": policy, "feature_cache": 0.05, "prefetch": prefetch, "features": ["x", "z"]}
+        options: dict[str, Any] = {"policy": policy, "cache": 0.05, "prefetch": prefetch, "features": ["x", "z"]}
         with make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, disk="100MB", **options) as loader:
             sum(1 for _ in loader)
             before = loader.stats()

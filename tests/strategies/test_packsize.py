@@ -44,7 +44,7 @@ def size(pack: Path, *patterns: str) -> int:
 
 def asked(options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an estimate that flat options of a loader come to."""
-    rest = {"feature_cache": 0.1, **options, "strategy": "packed"}
+    rest = {"cache": 0.1, **options, "strategy": "packed"}
     return {"packed": strategy_of(rest), **rest}
 
 
@@ -52,15 +52,15 @@ def asked(options: dict[str, Any]) -> dict[str, Any]:
     ("options", "n_batches"),
     [
         ({}, 3),
-        ({"feature_cache": 0.3}, 40),
-        ({"feature_cache": "2%", "superbatch": 10}, 40),
+        ({"cache": 0.3}, 40),
+        ({"cache": "2%", "length": 10}, 40),
         ({"features": ["x", "z"]}, 3),
         ({"policy": "frequency"}, 40),
         ({"policy": "degree", "features": ["x", "z"]}, 40),
         ({"policy": "random"}, 3),
         ({"policy": "frequency", "device_cache": "5%"}, 3),
         ({"device_cache": 0.05}, 40),
-        ({"feature_cache": 0}, 3),
+        ({"cache": 0}, 3),
     ],
 )
 def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, options: dict[str, Any], n_batches: int) -> None:
@@ -71,7 +71,7 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
         assert not os.listdir(tmp_path)
         with featstore.sample_offline(g, sampler_of(g), seeds, batch_size, 2, tmp_path / "p", progress=False) as pack:
             again = estimate_layout(g, pack, labels="y", **asked(options))
-            make_loader(g, strategy="packed", pack=pack, **{"feature_cache": 0.1, **options}).close()
+            make_loader(g, strategy="packed", pack=pack, **{"cache": 0.1, **options}).close()
             assert estimate_layout(g, pack, labels="y", **asked(options)).total_bytes == 0  # it is there
     assert estimate.n_batches == again.n_batches == 2 * n_batches
     assert estimate.n_looked_at == again.n_looked_at == min(n_batches, 8)
@@ -247,7 +247,7 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(data, tmp
             g, sampler_of(g), g.node_data["train_idx"], 50, path=tmp_path / "p", progress=False
         ) as pack:
             before = sorted(os.listdir(tmp_path / "p"))
-            options: dict[str, Any] = {"strategy": "packed", "pack": pack, "feature_cache": 0.1}
+            options: dict[str, Any] = {"strategy": "packed", "pack": pack, "cache": 0.1}
             with monkeypatch.context() as patched:
                 patched.setattr("featstore.pack.makelayout.free_bytes", lambda path: 500_000)
                 patched.setattr("featstore.pack.makelayout.fill_extents", copying)
@@ -261,4 +261,4 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(data, tmp
             g, sampler_of(g), g.node_data["train_idx"], 50, path=tmp_path / "q", progress=False
         ) as pack:
             monkeypatch.setattr("featstore.pack.makelayout.free_bytes", lambda path: needed + 100_000)
-            make_loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+            featstore.Loader(g, strategy=featstore.Packed(pack, cache=0.1)).close()

@@ -33,7 +33,7 @@ __all__ = ["dataset", "ondemand"]  # fixtures
 @pytest.mark.parametrize(("size", "cache"), covering([1, 7, 40, "auto"], [0, 0.1, 0.0004, 1.0]))
 def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
     backend = "pread" if size == 7 else "auto"
-    found, stats = batches(dataset, backend=backend, strategy="streamed", superbatch=size, feature_cache=cache)
+    found, stats = batches(dataset, backend=backend, strategy="streamed", length=size, cache=cache)
     assert same(found, ondemand)
     assert not os.path.exists(f"{dataset}.runs")
     assert stats["hits"]["base"] == 0
@@ -49,7 +49,7 @@ def test_packing_in_several_passes_is_said(dataset: Path, ondemand: list[Any]) -
         with featstore.open(dataset, memory=memory) as g, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "superbatch": 6, "feature_cache": 0.01}
+            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "length": 6, "cache": 0.01}
             with make_loader(g, sampler, g.node_data["train_idx"], strategy="streamed", **options) as loader:
                 for batch, expected in zip(loader, ondemand[:25], strict=True):
                     assert torch.equal(batch.x, expected[1][3])
@@ -74,7 +74,7 @@ def test_packing_in_several_passes_is_said(dataset: Path, ondemand: list[Any]) -
 def test_a_look_ahead_that_failed_is_said(dataset: Path, disk: str) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "disk": disk, "feature_cache": 0.1}
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "disk": disk, "cache": 0.1}
         with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
             said = loader.stats()["superbatch"].get("not_looked", "")
             assert said.startswith("no disk: ") == (disk == "8KB")
@@ -101,12 +101,12 @@ def test_disk_budget(dataset: Path, tmp_path: Path) -> None:
         make = lambda **options: make_loader(  # noqa: E731
             g, sampler, g.node_data["train_idx"], batch_size=40, strategy="streamed", run_dir=tmp_path / "runs", **options
         )
-        with make(superbatch=25, disk="120KB", feature_cache=0.001) as loader:
+        with make(length=25, disk="120KB", cache=0.001) as loader:
             with pytest.raises(OSError, match="disk budget") as caught:
                 list(loader)
             assert caught.value.errno == 28
         assert not os.path.exists(tmp_path / "runs")
-        with make(disk="5MB", feature_cache=0.1) as loader:  # auto keeps to it
+        with make(disk="5MB", cache=0.1) as loader:  # auto keeps to it
             largest = 0
             for _ in loader:
                 largest = max(largest, bytes_at_one_moment(tmp_path / "runs"))
@@ -128,7 +128,7 @@ def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path, monk
     monkeypatch.setattr(SuperbatchExtents, "add", damaged)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "superbatch": 5, "feature_cache": 0.001}
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "length": 5, "cache": 0.001}
         options["run_dir"] = tmp_path / "runs"
         with make_loader(g, sampler, g.node_data["train_idx"], prefetch=0, **options) as loader:
             with pytest.raises(featstore.CorruptionError, match="checksum") as caught:
@@ -174,7 +174,7 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(dataset, ondeman
         with featstore.open(dataset, memory="64MB") as g:
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
             cache = 0.001 if look_ahead is sparse else 0.5
-            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "feature_cache": cache}
+            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "cache": cache}
             options["policy"] = "belady"
             with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
                 sizes.append(loader._runner._planning.superbatch)
@@ -242,7 +242,7 @@ def test_extents_are_read_ahead_into_what_is_reserved(dataset: Path, monkeypatch
     monkeypatch.setattr(ExtentSource, "_begin", noted)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 5, "feature_cache": 0.001, "features": ["x", "z"]}
+        options: dict[str, Any] = {"strategy": "streamed", "length": 5, "cache": 0.001, "features": ["x", "z"]}
         with make_loader(g, sampler, g.node_data["train_idx"], 40, **options) as loader:
             arenas = loader._runner._arenas  # type: ignore[attr-defined]
 

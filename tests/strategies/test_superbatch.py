@@ -79,11 +79,11 @@ def ondemand(dataset: Path) -> list[Any]:
 
 # Beyond the epoch's end is the whole epoch.
 @pytest.mark.parametrize(("cache", "size"), covering([0.1, 0, 0.0004, 1.0], [3, 1, 25, 10**9, "auto"]))
-@pytest.mark.parametrize("overlap", [True, False])
-def test_the_same_batches(dataset: Path, ondemand: list[Any], cache: int | float, size: int | str, overlap: bool) -> None:
+@pytest.mark.parametrize("strategy", ["superbatch", "ginex"])
+def test_the_same_batches(dataset: Path, ondemand: list[Any], cache: int | float, size: int | str, strategy: str) -> None:
     backend = "pread" if size == 3 else "auto"
-    options = {"backend": backend, "strategy": "superbatch", "superbatch": size, "overlap": overlap}
-    assert same(batches(dataset, feature_cache=cache, **options)[0], ondemand)
+    options = {"backend": backend, "strategy": strategy, "length": size}
+    assert same(batches(dataset, cache=cache, **options)[0], ondemand)
     assert not os.path.exists(f"{dataset}.runs")
 
 
@@ -97,11 +97,11 @@ def test_loads_are_beladys(dataset: Path) -> None:
     best = int(simulate(trace, round(0.1 * N), "belady").sum())
     loads = {}
     for size in (25, 12, 5):
-        _, stats = batches(dataset, epochs=1, strategy="superbatch", superbatch=size, feature_cache=0.1)
+        _, stats = batches(dataset, epochs=1, strategy="superbatch", length=size, cache=0.1)
         loads[size] = stats["rows_loaded"] / 2  # two features
     assert loads[25] == best
     assert best <= loads[12] <= loads[5] <= 1.2 * best
-    _, stats = batches(dataset, epochs=1, feature_cache=0.1, policy="frequency")
+    _, stats = batches(dataset, epochs=1, cache=0.1, policy="frequency")
     assert best < stats["rows_loaded"] / 2 + round(0.1 * N)  # its fill counted
     seconds = batches(dataset, epochs=1, strategy="superbatch")[1]["seconds"]
     assert {"sample", "plan", "load", "gather", "update"} <= seconds.keys()
@@ -139,7 +139,7 @@ def test_the_next_superbatch_is_planned_while_one_runs(dataset: Path, strategy: 
                 return inner.sample(seeds, epoch, index)
 
         with make_loader(
-            g, Sampling(), g.node_data["train_idx"], 40, strategy=strategy, superbatch=4, policy=policy, prefetch=0, threads=1
+            g, Sampling(), g.node_data["train_idx"], 40, strategy=strategy, length=4, policy=policy, prefetch=0, threads=1
         ) as loader:
             iterator = iter(loader)
             for size in range(1, 7):
@@ -162,7 +162,7 @@ def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         make = lambda **options: make_loader(g, sampler, g.node_data["train_idx"], batch_size=40, **options)  # noqa: E731
-        with make(strategy="superbatch", superbatch=10, disk="20KB", run_dir=tmp_path / "runs") as loader:
+        with make(strategy="superbatch", length=10, disk="20KB", run_dir=tmp_path / "runs") as loader:
             caught = refuses(OSError, "disk budget", lambda: list(loader))
             assert caught.value.errno == 28
         assert not os.path.exists(tmp_path / "runs")
@@ -171,8 +171,8 @@ def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:
         for options, words in [
             ({"strategy": "superbatch", "policy": "lru"}, "planned policy"),
             ({"strategy": "ondemand", "policy": "belady"}, "a static policy or an online policy"),
-            ({"strategy": "superbatch", "superbatch": 0}, "at least 1"),
-            ({"strategy": "superbatch", "superbatch": "many"}, "number of batches"),
+            ({"strategy": "superbatch", "length": 0}, "at least 1"),
+            ({"strategy": "superbatch", "length": "many"}, "number of batches"),
         ]:
             refuses(ValueError, words, lambda: make(**options))
         refuses(ValueError, "plans ahead", lambda: g.cache("x", "1MB", "belady"))
@@ -190,22 +190,24 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
                     raise ZeroDivisionError("batch 12")
                 return inner.sample(seeds, epoch, index)
 
-        with make_loader(g, Failing(), g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5) as loader:
+        with featstore.Loader(
+            g, Failing(), g.node_data["train_idx"], batch_size=40, strategy=featstore.Superbatch(length=5)
+        ) as loader:
             refuses(ZeroDivisionError, "batch 12", lambda: list(loader))
         assert not os.path.exists(f"{dataset}.runs")
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"superbatch": 1}, {"threads": 3}])
+@pytest.mark.parametrize("options", [{}, {"strategy": "ginex"}, {"length": 1}, {"threads": 3}])
 def test_spilled_next_positions_give_the_same_batches(dataset, ondemand, tmp_path, monkeypatch, options) -> None:
     """Next positions in the run directory: same batches, same loads, nothing left."""
-    options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
+    options = {"strategy": "superbatch", "length": 7, "cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
     spills = []
     spill, decide = cacheplans.Spill.__init__, cacheplans.CachePlanner._must_spill
     monkeypatch.setattr(cacheplans.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
     monkeypatch.setattr(cacheplans.CachePlanner, "_must_spill", lambda *given: (decide(*given), True)[1])
     found, stats = batches(dataset, **options)
-    assert len(spills) == 2 * -(-25 // options["superbatch"])
+    assert len(spills) == 2 * -(-25 // options["length"])
     assert same(found, ondemand)
     assert stats["rows_loaded"] == in_memory["rows_loaded"]
     assert not os.path.exists(tmp_path / "runs")
@@ -224,9 +226,9 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
     for memory in ("8MB", "700KB"):
         with featstore.open(dataset, memory=memory) as g:
             sampler = featstore.NeighborSampler(g, [10, 10], seed=1)
-            options = {"batch_size": 10, "features": ["z"], "feature_cache": 0.05, "prefetch": 1, "seed": 2, "labels": None}
+            options = {"batch_size": 10, "features": ["z"], "cache": 0.05, "prefetch": 1, "seed": 2, "labels": None}
             with make_loader(
-                g, sampler, g.node_data["train_idx"], strategy="superbatch", superbatch=50, run_dir=tmp_path / "runs", **options
+                g, sampler, g.node_data["train_idx"], strategy="superbatch", length=50, run_dir=tmp_path / "runs", **options
             ) as loader:
                 found[memory] = [(batch.input_ids.clone(), batch.features["z"].clone()) for batch in loader]
                 lengths = np.array([len(ids) for ids, _ in found[memory]])
@@ -258,8 +260,12 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
     monkeypatch.setattr(cacheplans.SectionWriter, "append", full)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with make_loader(
-            g, sampler, g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5, run_dir=tmp_path / "runs"
+        with featstore.Loader(
+            g,
+            sampler,
+            g.node_data["train_idx"],
+            batch_size=40,
+            strategy=featstore.Superbatch(length=5, run_dir=tmp_path / "runs"),
         ) as loader:
             caught = refuses(OSError, "next-1", lambda: list(loader))
             assert caught.value.errno == 28
@@ -307,7 +313,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     if kind == "without memory":
         monkeypatch.setattr(samples, "FREE_FRACTION", 1)
     strategy = "streamed" if kind == "streamed" else "superbatch"
-    found, stats = batches(dataset, epochs=1, strategy=strategy, superbatch=6, feature_cache=0.1)
+    found, stats = batches(dataset, epochs=1, strategy=strategy, length=6, cache=0.1)
     times = [reads[file._file.path, number * file._stride + 1] for file in files for number in range(len(file))]
     assert len(times) == len(found) == 25
     # Kept nowhere, two windows number and link their rows, one plans changes; then they are read ahead and delivered.

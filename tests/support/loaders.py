@@ -1,4 +1,7 @@
-"""Loaders from flat options: one dictionary for the loader's and its strategy's, which tests parametrize over."""
+"""Loaders from flat options: one dictionary for the loader's and its strategy's, by their own names.
+
+For tests that run over several strategies, or that choose options one by one; others make their ``featstore.Loader``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from featstore.strategies.options import option, policy_of
 from featstore.strategies.registry import find_strategy
 from featstore.strategies.superbatch import plan_ahead, run_planned
 
-# What an option of a strategy is called in a flat dictionary, where tests of several strategies share it.
 CANDIDATES = [  # of "auto": every strategy that estimates itself, with every policy
     *(("ondemand", policy) for policy in ("frequency", "degree", "sieve")),
     ("superbatch", "belady"),
@@ -19,7 +21,6 @@ CANDIDATES = [  # of "auto": every strategy that estimates itself, with every po
     *(("packed", policy) for policy in ("frequency", "belady")),
 ]
 ESTIMATED = tuple(dict.fromkeys(strategy for strategy, _ in CANDIDATES))
-NAMES = {"feature_cache": "cache", "superbatch": "length"}
 OPTIONS = ("policy", "cache", "length", "disk", "run_dir", "pack", "epochs")
 
 
@@ -39,9 +40,7 @@ def strategy_of(options: dict[str, Any]) -> featstore.Strategy:
     name = options.pop("strategy", "ondemand")
     if isinstance(name, featstore.Strategy):
         return name
-    if options.pop("overlap", None) is False:
-        name = "ginex"
-    given = {NAMES.get(option, option): options.pop(option) for option in (*OPTIONS, *NAMES) if option in options}
+    given = {option: options.pop(option) for option in OPTIONS if option in options}
     given = {option: value for option, value in given.items() if value is not None}
     if name in ("ondemand", "packed"):  # caches are what a test is about, where it has some
         given.setdefault("cache", "auto" if name == "ondemand" and "policy" in given else None)

@@ -217,6 +217,34 @@ def test_control_broken_links_are_found(tmp_path: Path) -> None:
     assert broken_links(tmp_path / "page.md") == ["no.md", "other.md#none", "#none"]
 
 
+FOLDERS = (ROOT, ROOT / "featstore", ROOT / "src_cython" / "featstore")  # below which pages name files
+
+
+def wrong_places(text: str) -> list[str]:
+    """Return files that tables name and that do not exist, and names in brackets that the file before them lacks."""
+    wrong = []
+    table = "\n".join(re.findall(r"^\|.*$", text, re.MULTILINE))
+    for place, name in re.findall(r"`([\w./]+(?:/|\.(?:py|pyx|c|txt)))`(?: \(`([\w.]+)`)?", table):
+        path = next((path for folder in FOLDERS if (path := folder / place).exists()), None)
+        if path is None:
+            wrong.append(place)
+        elif name and not re.search(rf"(?:def|class|void) {name.rpartition('.')[2]}\b", path.read_text()):
+            wrong.append(name)
+    return wrong
+
+
+def test_places_named_for_contributors_exist() -> None:
+    section = (ROOT / "docs" / "contributing.md").read_text().partition("\n## Where things are\n")[2].partition("\n## ")[0]
+    assert section.count("\n| ") > 15
+    assert wrong_places(section) == []
+
+
+def test_control_wrong_places_are_found() -> None:
+    good = "| a | `budget.py` (`Budget._take_back`), `changes/`, `_core/belady.pyx` (`Bits.evict`), an `option` (`none`) |\n"
+    bad = "| b | `budgets.py`, `change/`, `budget.py` (`Budget.none`), `_core/kernels/none.c` |\nnot in a table: `none.py`\n"
+    assert wrong_places(good + bad) == ["budgets.py", "change/", "Budget.none", "_core/kernels/none.c"]
+
+
 def test_make_targets_named_in_the_docs_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = {target for page in PAGES for target in re.findall(r"\bmake ([a-z]+)\b(?=[`\n ]*[`\n])", page.read_text())}

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "featstore"
 FILES = sorted(PACKAGE.rglob("*.py")) + sorted(PACKAGE.rglob("*.pyi"))
+CORE = sorted((ROOT / "src_cython").rglob("*.pyx")) + sorted((ROOT / "src_cython").rglob("*.pxd"))
 
 # Lowest first; packages of one rank are siblings and may not import each other.
 RANKS = [
@@ -132,25 +133,37 @@ def test_a_folder_has_thirty_files_at_most() -> None:
     assert not {name: size for name, size in sizes.items() if size > 30}
 
 
-def _questions(source: str) -> list[str]:
-    """List first lines of docstrings that begin with a question's word, and so name nothing."""
+def _first_lines(source: str) -> list[str]:
+    """List first lines of the docstrings of Python."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = (ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, owners))
-    firsts = (each.partition("\n")[0] for each in docstrings)
+    return [each.partition("\n")[0] for each in docstrings]
+
+
+def _first_lines_of_cython(source: str) -> list[str]:
+    """List first lines of the docstrings of Cython, which no parser of Python reads: of strings that begin a line."""
+    return re.findall(r'^[ \t]*"""(\S.*?)(?:""")?$', source, re.MULTILINE)
+
+
+def _questions(firsts: list[str]) -> list[str]:
+    """List the first lines that begin with a question's word, and so name nothing."""
     return [first for first in firsts if re.match(r"(?:Return what|What|Where|How|Who|Which|Why|When)\b", first)]
 
 
 def test_docstrings_name_their_object() -> None:
     """First lines are an imperative with its object, or a noun phrase; in tests, too."""
-    files = [*FILES, *Path(__file__).parents[1].rglob("*.py")]
-    assert not {str(path): found for path in files if (found := _questions(path.read_text()))}
+    firsts = {path: _first_lines(path.read_text()) for path in [*FILES, *Path(__file__).parents[1].rglob("*.py")]}
+    firsts |= {path: _first_lines_of_cython(path.read_text()) for path in CORE}
+    assert not {str(path): found for path, lines in firsts.items() if (found := _questions(lines))}
 
 
 @pytest.mark.parametrize("first", ["What a row costs.", "Return what a row costs.", "Where rows are.\n\n    In memory."])
 def test_docstrings_that_name_nothing_are_found(first: str) -> None:
+    line = first.partition("\n")[0]
     for source in (f'"""{first}"""', f'class A:\n    """{first}"""', f'def f():\n    """{first}"""'):
-        assert _questions(source) == [first.partition("\n")[0]]
-    assert not _questions('"""Whatever the order is, rows are the same."""')
+        assert _questions(_first_lines(source)) == _questions(_first_lines_of_cython(source)) == [line]
+    assert _first_lines_of_cython(f'cdef int f() except -1:\n    """{first}"""\n    return 0  # """What\n') == [line]
+    assert not _questions(["Whatever the order is, rows are the same."])
 
 
 @pytest.mark.parametrize(

@@ -78,17 +78,17 @@ def test_edges_are_what_is_learnt_from(planted: SimpleNamespace, want: list[floa
 
 
 # A policy of each kind, and every strategy; that others, too, deliver these rows, the contract suites say of each.
-LOOKING_AHEAD: dict[str, Any] = {"policy": "belady", "feature_cache": CACHE, "superbatch": 4}
+LOOKING_AHEAD: dict[str, Any] = {"policy": "belady", "cache": CACHE, "length": 4}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no cache": ("ondemand", {}),
-    "static": ("ondemand", {"policy": "degree", "feature_cache": CACHE}),
-    "online": ("ondemand", {"policy": "sieve", "feature_cache": CACHE}),
-    "auto": ("auto", {"feature_cache": CACHE}),
-    "overlapped": ("superbatch", LOOKING_AHEAD | {"overlap": True}),
-    "serial": ("superbatch", LOOKING_AHEAD | {"overlap": False}),
+    "static": ("ondemand", {"policy": "degree", "cache": CACHE}),
+    "online": ("ondemand", {"policy": "sieve", "cache": CACHE}),
+    "auto": ("auto", {"cache": CACHE}),
+    "overlapped": ("superbatch", LOOKING_AHEAD),
+    "serial": ("ginex", LOOKING_AHEAD),
     "streamed": ("streamed", LOOKING_AHEAD),
-    "packed": ("packed", {"policy": "belady", "feature_cache": CACHE}),
-    "packed static": ("packed", {"policy": "frequency", "feature_cache": CACHE}),
+    "packed": ("packed", {"policy": "belady", "cache": CACHE}),
+    "packed static": ("packed", {"policy": "frequency", "cache": CACHE}),
 }
 
 

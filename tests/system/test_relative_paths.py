@@ -20,9 +20,9 @@ from tests.support.sampled import covering
 
 N, BATCH = 900, 25
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "superbatch": {"strategy": "superbatch", "superbatch": 3},
-    "serial": {"strategy": "superbatch", "superbatch": 3, "overlap": False},
-    "streamed": {"strategy": "streamed", "superbatch": 3},
+    "superbatch": {"strategy": "superbatch", "length": 3},
+    "serial": {"strategy": "ginex", "length": 3},
+    "streamed": {"strategy": "streamed", "length": 3},
     "streamed, its length chosen": {"strategy": "streamed"},
     "auto": {"strategy": "auto"},
 }
@@ -72,7 +72,7 @@ def test_run_files_stay_where_they_were_asked_for(home: Path, strategy: str, run
     where.parent.mkdir(exist_ok=True)
     with featstore.open("g", memory="64MB", threads=2) as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
-        options = {"feature_cache": 0.1, **STRATEGIES[strategy], **({} if run_dir is None else {"run_dir": run_dir})}
+        options = {"cache": 0.1, **STRATEGIES[strategy], **({} if run_dir is None else {"run_dir": run_dir})}
         with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             run_epochs(loader, x, home)
             if strategy != "auto":
@@ -88,7 +88,7 @@ def test_a_loader_made_before_keeps_its_directory(home: Path) -> None:
     """The directory is that of the moment when the loader is made, not of its first epoch."""
     with featstore.open("g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 3, "run_dir": "runs"}
+        options: dict[str, Any] = {"strategy": "superbatch", "length": 3, "run_dir": "runs"}
         with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             go(home)
             for _ in zip(range(2), loader, strict=False):
@@ -100,11 +100,11 @@ def test_packs_of_relative_paths(home: Path) -> None:
     with featstore.open("g", memory="64MB") as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], BATCH, path="g.pack", progress=False).close()
-        loader = make_loader(g, strategy="packed", pack="g.pack", feature_cache=0.1)
+        loader = featstore.Loader(g, strategy=featstore.Packed("g.pack", cache=0.1))
         with loader:
             run_epochs(loader, x, home)
     os.chdir(home)
-    with featstore.PackedGraph("g.pack", memory="64MB") as there, make_loader(there, strategy="packed") as loader:
+    with featstore.PackedGraph("g.pack", memory="64MB") as there, featstore.Loader(there, strategy="packed") as loader:
         run_epochs(loader, x, home)
     assert not os.listdir(home.parent / "elsewhere")
     assert sorted(os.listdir(home)) == ["g", "g.pack"]
@@ -129,10 +129,10 @@ def test_a_tilde_is_the_home_directory_of_python(home: Path, monkeypatch: pytest
         x_of_g, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         seeds = g.node_data["train_idx"]
         featstore.sample_offline(g, sampler, seeds, BATCH, path="~/p", progress=False).close()
-        with make_loader(g, strategy="packed", pack="~/p", feature_cache=0.1) as loader:
+        with featstore.Loader(g, strategy=featstore.Packed("~/p", cache=0.1)) as loader:
             run_epochs(loader, x_of_g, home)
         assert featstore.EpochSampler(g, [4], run_dir="~/runs").run_dir == str(home / "runs")
-        with make_loader(g, sampler, seeds, BATCH, strategy="superbatch", superbatch=3, run_dir="~/runs") as loader:
+        with featstore.Loader(g, sampler, seeds, BATCH, strategy=featstore.Superbatch(length=3, run_dir="~/runs")) as loader:
             next(batches := iter(loader))
             assert os.listdir(home / "runs")
             batches.close()  # type: ignore[attr-defined]

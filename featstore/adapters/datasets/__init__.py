@@ -25,7 +25,7 @@ from featstore.adapters.datasets.mag240m import mag240m
 from featstore.adapters.datasets.matrices import npz, scipy
 from featstore.adapters.datasets.ogb import ogb
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import SOURCES, Source, register
+from featstore.adapters.datasets.sources import SOURCES, ImportSource, register
 from featstore.adapters.datasets.tablesource import TABLE
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ else:
 
 register(TABLE)
 
-__all__ = ["SOURCES", "Report", "Source", "export", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]
+__all__ = ["SOURCES", "ImportSource", "Report", "export", "graphbolt", "igb", "mag240m", "npz", "ogb", "register", "scipy"]

@@ -19,13 +19,12 @@ from featstore.adapters.datasets.csvfiles import CsvSource, count_lines
 from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.folders import PICKLED, add_reverse
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, check_ids, check_room, write
 from featstore.config import user_path
 from featstore.creation.inputfields import check_field_name
 from featstore.creation.options import CreateOptions
-from featstore.creation.source import Source as Rows
-from featstore.creation.source import numpy_dtype
+from featstore.creation.source import Source, numpy_dtype
 from featstore.errors import FormatError, MissingExtraError
 from featstore.storage.calls import naming
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, name_of_links
@@ -188,7 +187,7 @@ class _Metadata:
                 raise self.error(f"graph: edges: type {':'.join(key)!r} is there twice")
             path = self._file(each, "graph: edges")
             if each.get("format") == "csv":
-                source: Rows = CsvSource(path, count_lines(path), "int64", 2)
+                source: Source = CsvSource(path, count_lines(path), "int64", 2)
                 found[key] = EdgeList.of(source, n_sources, n_destinations, pairs=True)
             else:
                 found[key] = EdgeList.of(open_array("edges", path, wider=True), n_sources, n_destinations, pairs=False)
@@ -308,7 +307,7 @@ class _Metadata:
                 if ":" in str(kind) or (kind is None and len(seeds.shape) != 1):
                     key = self._edge_key(kind, nodes)
                     of, ends = key[0], (nodes[key[0]].n, nodes[key[2]].n)
-                    fields: list[tuple[str, Rows]] = [(name_of_links(f"{split}_edges", key), CheckedIds(seeds, *ends))]
+                    fields: list[tuple[str, Source]] = [(name_of_links(f"{split}_edges", key), CheckedIds(seeds, *ends))]
                     fields += [(name_of_links(f"{split}_edge_{name}", key), rows) for name, rows in others.items()]
                 else:
                     of = self._node_type(kind, nodes)
@@ -333,7 +332,7 @@ class _Metadata:
             found[name] = each
         return found
 
-    def _add_data(self, name: str, rows: Rows, nodes: FoundNodes, where: str) -> list[str]:
+    def _add_data(self, name: str, rows: Source, nodes: FoundNodes, where: str) -> list[str]:
         """Add node data; return a note if it cannot have its name."""
         try:
             check_field_name(name)
@@ -345,10 +344,10 @@ class _Metadata:
         return []
 
 
-class _NodeLabels(Rows):
+class _NodeLabels(Source):
     """A row of labels for each node, from the labels of seeds; in a temporary file, which has no label at first."""
 
-    def __init__(self, folder: str, like: Rows, n: int) -> None:
+    def __init__(self, folder: str, like: Source, n: int) -> None:
         super().__init__(like.name, like.dtype, (n, *like.shape[1:]))
         if like.dtype in ("uint8", "bool"):
             raise FormatError(f"{like.name}: labels of {like.dtype} have no value that stands for none; convert them to int64")
@@ -361,7 +360,7 @@ class _NodeLabels(Rows):
         for first in range(0, n, step):
             self._rows[first : first + step] = np.nan if kind.kind == "f" else -1
 
-    def put(self, seeds: Rows, labels: Rows) -> None:
+    def put(self, seeds: Source, labels: Source) -> None:
         """Put the labels of seeds at their nodes."""
         if labels.dtype != self.dtype or labels.shape[1:] != self.shape[1:]:
             raise FormatError(
@@ -386,4 +385,4 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     add_reverse(group)
 
 
-register(Source("graphbolt", "a folder with GraphBolt's metadata.yaml", graphbolt, _add_options))
+register(ImportSource("graphbolt", "a folder with GraphBolt's metadata.yaml", graphbolt, _add_options))

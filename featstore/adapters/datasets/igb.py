@@ -22,11 +22,11 @@ from featstore.adapters.datasets.folders import (
     relations_in,
 )
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import CheckedIds, FoundEdges, FoundNodes, PaddedLabels, Positions, write
 from featstore.config import user_path
-from featstore.creation import source as inputs
 from featstore.creation.options import CreateOptions
+from featstore.creation.source import Source
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
 
@@ -185,7 +185,7 @@ def _nodes(folder: str, kind: str, given: Mapping[str, int], width: int | None) 
     return FoundNodes(source.n_rows, {"x": source})
 
 
-def _edges(path: str) -> inputs.Source:
+def _edges(path: str) -> Source:
     """Open edges ``[E, 2]``; a raw file is one of int64."""
     n = os.stat(path).st_size // 16
     return open_array("edges", path, None if _has_header(path) else n, raw=("int64", (2,)), wider=True)
@@ -259,4 +259,4 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-register(Source("igb", "a folder of IGB, or of MLPerf's R-GAT, of one size, such as igb/full", igb, _add_options))
+register(ImportSource("igb", "a folder of IGB, or of MLPerf's R-GAT, of one size, such as igb/full", igb, _add_options))

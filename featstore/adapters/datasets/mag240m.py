@@ -21,7 +21,7 @@ from featstore.adapters.datasets.folders import (
     relations_in,
 )
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, write
 from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
@@ -142,4 +142,4 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     add_reverse(group)
 
 
-register(Source("mag240m", "the folder mag240m_kddcup2021 of OGB's large-scale challenge", mag240m, _add_options))
+register(ImportSource("mag240m", "the folder mag240m_kddcup2021 of OGB's large-scale challenge", mag240m, _add_options))

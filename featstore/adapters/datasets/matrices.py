@@ -12,10 +12,10 @@ import numpy as np
 from featstore.adapters.datasets.arrays import Archive, small_ints
 from featstore.adapters.datasets.edges import EdgeList
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import SPLITS, CheckedIds, FoundEdges, FoundNodes, Mask, write
-from featstore.creation import source as inputs
 from featstore.creation.options import CreateOptions
+from featstore.creation.source import ArrayLike, Source, open_source
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE
 
@@ -108,7 +108,7 @@ def npz(
     return write("npz", file, made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, notes=notes, begin=begin)
 
 
-def _add_other(name: str, source: inputs.Source, nodes: FoundNodes, edges: FoundEdges) -> None:
+def _add_other(name: str, source: Source, nodes: FoundNodes, edges: FoundEdges) -> None:
     """Add an array whose meaning its name and its number of rows say."""
     n_edges = edges.edges.n_edges
     if name.startswith("edge_"):
@@ -167,8 +167,8 @@ def scipy(
     matrix: Any,
     path: str | os.PathLike[str],
     *,
-    features: dict[str, inputs.ArrayLike] | None = None,
-    node_data: dict[str, inputs.ArrayLike] | None = None,
+    features: dict[str, ArrayLike] | None = None,
+    node_data: dict[str, ArrayLike] | None = None,
     weights: bool = False,
     **options: Any,
 ) -> Report:
@@ -206,10 +206,10 @@ def scipy(
         raise ValueError(f"a graph's matrix is square, not {matrix.shape}")
     compressed = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
     n = int(matrix.shape[0])
-    indptr, indices = (inputs.open_source(name, getattr(compressed, name), wider=True) for name in ("indptr", "indices"))
+    indptr, indices = (open_source(name, getattr(compressed, name), wider=True) for name in ("indptr", "indices"))
     edges = FoundEdges(EdgeList.of_lists("matrix", indptr, indices, n, from_rows=compressed.format == "csr"))
     if weights:
-        edges.features["weight"] = inputs.open_source("weight", np.asarray(compressed.data))
+        edges.features["weight"] = open_source("weight", np.asarray(compressed.data))
     nodes = FoundNodes(n, dict(features or {}), dict(node_data or {}))
     return write("scipy", "a matrix in memory", made, {ONE_NODE: nodes}, {ONE_EDGE: edges}, begin=begin)
 
@@ -220,4 +220,6 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--weights", action="store_const", const=True, help="keep a matrix's values as the edge feature weight")
 
 
-register(Source("npz", "an .npz archive: of scipy.sparse.save_npz, or with edge_index or indptr and indices", npz, _add_options))
+register(
+    ImportSource("npz", "an .npz archive: of scipy.sparse.save_npz, or with edge_index or indptr and indices", npz, _add_options)
+)

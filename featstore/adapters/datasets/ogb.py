@@ -19,7 +19,7 @@ from featstore.adapters.datasets.folders import (
     refuse_pickled,
 )
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source, register
+from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, Gaps, write
 from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
@@ -367,4 +367,4 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--label-dtype", metavar="DTYPE", help="of labels in CSV files (default: by their begin)")
 
 
-register(Source("ogb", "a folder of OGB's node property prediction, such as dataset/ogbn_products", ogb, _add_options))
+register(ImportSource("ogb", "a folder of OGB's node property prediction, such as dataset/ogbn_products", ogb, _add_options))

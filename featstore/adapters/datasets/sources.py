@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from featstore.adapters.datasets.report import Report
 
-__all__ = ["SOURCES", "Source", "register"]
+__all__ = ["SOURCES", "ImportSource", "register"]
 
 
 def _no_options(parser: argparse._ArgumentGroup) -> None:
@@ -16,7 +16,7 @@ def _no_options(parser: argparse._ArgumentGroup) -> None:
 
 
 @dataclass(frozen=True)
-class Source:
+class ImportSource:
     """A layout of files that ``featstore import NAME FOLDER DATASET`` reads.
 
     Parameters
@@ -40,10 +40,10 @@ class Source:
 
 
 #: The sources of ``featstore import``, by name.
-SOURCES: dict[str, Source] = {}
+SOURCES: dict[str, ImportSource] = {}
 
 
-def register(source: Source) -> None:
+def register(source: ImportSource) -> None:
     """Make a source known by its name."""
     assert source.name not in SOURCES, source.name
     SOURCES[source.name] = source

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from featstore.adapters.datasets.report import Report
-from featstore.adapters.datasets.sources import Source
+from featstore.adapters.datasets.sources import ImportSource
 from featstore.config import listed, user_path
 from featstore.registry import adapter
 
@@ -184,4 +184,4 @@ def read(
     return made
 
 
-TABLE = Source("table", "CSV, Parquet and Arrow files of nodes and edges with ids of any kind", read, _add_options)
+TABLE = ImportSource("table", "CSV, Parquet and Arrow files of nodes and edges with ids of any kind", read, _add_options)

@@ -1,4 +1,4 @@
-"""Which rows a stretch of a trace has, by a bit a row: numbered from nought, or checked on their way into a trace."""
+"""Distinct rows of a stretch of a trace, by a bit a row: numbered from nought, or checked on their way into a trace."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset

@@ -235,7 +235,7 @@ cdef class Packer:
 
     @property
     def offsets(self):
-        """Where what comes next of each batch will be written, a list: all before it was handed over."""
+        """Offsets in the file of the next bytes of each batch, a list: all before them was handed over."""
         return [self.p.offset[b] for b in range(self.p.n_batches)]
 
     def check(self):

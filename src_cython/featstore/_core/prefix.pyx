@@ -1,4 +1,4 @@
-"""Which neighbour lists a cache takes: nodes weighed by the keys of their scores, and given places one after the other.
+"""Choice of a cache's neighbour lists: nodes are weighed by the keys of their scores, and given places one after the other.
 
 A score's key is an unsigned integer that orders as the score does, so that a threshold is found digit by digit. A list costs its
 record: its entries, which are its ids and one place more for its length.

@@ -1,4 +1,4 @@
-"""What reading pages ends with: the C's codes and errno as exceptions, for all modules that read or write."""
+"""Errors of reading and writing pages: the C's codes and errno as exceptions, for all modules that read or write."""
 
 import os
 
