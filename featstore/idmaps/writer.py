@@ -99,7 +99,7 @@ class IdMapWriter:
                     last = int(bucket[-1]) + 1
                     begins = np.searchsorted(bucket, np.arange(begun, last), side="left") + done
                     buckets.write(_rows(begins, 8))
-                    begun, done = max(begun, last), done + len(values)
+                    begun, done = last, done + len(values)
             assert done == self.n, "there is a hash for each name"
             for first in range(begun, (1 << bits) + 1, _STEP):
                 rest = min(_STEP, (1 << bits) + 1 - first)

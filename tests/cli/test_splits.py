@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.cli.splits import split_seeds, unknown_splits
+from featstore.cli.splits import count_classes, split_seeds, unknown_splits
 from tests.support.sampled import covering
 
 N = 120
@@ -101,6 +103,7 @@ def test_labels_as_datasets_have_them(tmp_path, capsys, shape, dtype) -> None:
         (np.where(np.arange(N) == 7, np.inf, 1.0), "labels: 'y' has float64 values such as inf, which are no class ids"),
         (np.eye(N, 3), "labels: 'y' has shape (120, 3); training takes one class id a node, of shape (n,) or (n, 1)"),
         (np.arange(50), "labels: 'y' has 50 entries for 120 nodes"),
+        (np.where(np.arange(N) == 3, 100_000, 0), "labels: 'y' has class ids up to 100000; training takes ids from 0 to 99999"),
         (np.arange(N) * 10**7, "labels: 'y' has class ids up to 1190000000; training takes ids from 0 to 99999"),
         (np.arange(N) * 1e30, "labels: 'y' has class ids up to "),
         (np.full(N, np.nan), "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"),
@@ -114,6 +117,19 @@ def test_labels_that_are_no_classes(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_as_many_classes_as_there_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = dataset(tmp_path / "g", train_idx=ORDER[:60], y=np.where(np.arange(N) == 3, 99_999, 0))
     described(capsys, path, "--hidden", "1")
+
+
+def test_classes_are_counted_in_parts() -> None:
+    """The largest class may be in any of them."""
+    for at in (0, 1 << 20):
+        y = torch.zeros((1 << 20) + 1, dtype=torch.int8, device="cpu")
+        y[at] = 7
+        assert count_classes(SimpleNamespace(num_nodes=len(y), node_data={"y": y}), "y") == 8
+
+
+def test_a_mask_of_whole_numbers_is_one(tmp_path: Path) -> None:
+    with featstore.open(dataset(tmp_path / "g", train_mask=mask(ORDER[:60]).astype(np.uint8))) as g:
+        assert split_seeds(g, "train", "y").tolist() == sorted(ORDER[:60].tolist())
 
 
 def test_nodes_of_splits_are_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,8 @@ def test_a_seccomp_filter_of_either_call_is_named() -> None:
         (errno.ENOSYS, "6.8.0", "", FILTERED, "kernel 6.8.0 has no io_uring", "CONFIG_IO_URING"),
         (errno.ENOSYS, "6.8.0", "", FREE, "kernel 6.8.0 has no io_uring", "CONFIG_IO_URING"),
         (errno.ENOSYS, "4.4.0", "", FILTERED, "kernel 4.4.0 has no io_uring", "a kernel of 5.6 or later"),
+        (errno.EPERM, "5.5.0", "", FREE, "kernel 5.5.0 has no io_uring", "a kernel of 5.6 or later"),
+        (errno.EPERM, "5.6.0", "", FREE, "a security module", "dmesg"),
         (errno.EPERM, "6.8.0", "0", FREE, "a security module", "dmesg"),
         (errno.EACCES, "6.8.0", "2", FREE, "a security module", "dmesg"),
         (errno.ENOMEM, "5.4.0", "", FREE, "memory that is locked", "ulimit -l unlimited; docker run --ulimit memlock=-1"),

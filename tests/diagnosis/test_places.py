@@ -48,14 +48,15 @@ def list_mounts(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_kinds(dataset: str, kind: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two mounts on one point the later one is meant, and a longer name is no mount's inside."""
+    """Of two mounts on one point the later one is meant, and a name that begins alike is not inside."""
     mounts = [
         "1 0 0:1 / / rw - ext4 a rw",
         f"2 1 0:2 / {dataset} rw - tmpfs b rw",
         f"3 1 0:3 / {dataset} rw shared:7 - {kind} c rw",
     ]
-    mounts += [f"4 1 0:4 / {dataset[:-1]} rw - ramfs d rw"]
+    mounts += [f"4 1 0:4 / {os.path.dirname(dataset)} rw - ramfs d rw"]
     list_mounts(mounts, monkeypatch)
+    assert places.mount_of(f"{dataset}2").kind == "ramfs"
     found = places.file_system(dataset, True)
     assert (found.status, found.values["file_system"], found.values["mount_point"]) == (status, kind, dataset)
     assert words in found.cause
@@ -150,6 +151,12 @@ def test_a_place_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "some").write_bytes(bytes(10_000))
     assert places.direct_io(str(tmp_path), False).status == "ok"
     assert os.listdir(tmp_path) == ["some"]
+    for name, size in (("empty", 0), ("largest", 20_000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    read: list[int] = []
+    monkeypatch.setattr(places, "direct_mode", lambda fd: read.append(os.fstat(fd).st_size) or "direct")
+    places.direct_io(str(tmp_path), False)
+    assert read == [20_000]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +218,8 @@ def test_a_full_drive(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "run_dir" in found.remedy
     assert places.space(dataset, False).text == "1.00 GiB of 100.00 GiB are free"
     assert seen == [os.path.dirname(dataset), dataset]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 << 30, 98 << 30, 2 << 30))
+    assert places.space(dataset, True).status == "ok"
 
 
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

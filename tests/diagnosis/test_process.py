@@ -80,7 +80,12 @@ def test_the_budget_that_is_suggested_does_not_warn(room: int, monkeypatch: pyte
 
 
 def test_a_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for quota, status, remedy in ((None, "ok", ""), (0.5, "note", "FEATSTORE_THREADS=1 and OMP_NUM_THREADS=1")):
+    whole = float(len(os.sched_getaffinity(0)))
+    for quota, status, remedy in (
+        (None, "ok", ""),
+        (whole, "ok", ""),
+        (0.5, "note", "FEATSTORE_THREADS=1 and OMP_NUM_THREADS=1"),
+    ):
         monkeypatch.setattr(process, "processor_quota", lambda quota=quota: quota)
         found = process.processors()
         assert (found.values["quota"], found.status, found.remedy.partition(";")[0]) == (quota, status, remedy)
@@ -155,6 +160,23 @@ def test_few_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (found.status, found.text) == ("warning", "512 at most")
     assert found.remedy.startswith("ulimit -n ")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "text", "remedy"),
+    [
+        (-1, -1, "unlimited", ""),
+        (1024, 4096, "1,024 at most", ""),
+        (512, 4096, "512 at most", "ulimit -n 4096"),
+        (512, 1 << 20, "512 at most", "ulimit -n 65536"),
+        (512, -1, "512 at most", "ulimit -n 65536"),
+    ],
+)
+def test_limits_of_descriptors(soft: int, hard: int, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice can be followed: it is no more than the hard limit, if there is one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    found = process.descriptors()
+    assert (found.status, found.text, found.remedy) == ("warning" if remedy else "ok", text, remedy)
 
 
 def test_a_group_that_holds_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

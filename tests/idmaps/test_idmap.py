@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,81 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
             g.ids().decode(range(3000))
         with pytest.raises(CorruptionError, match=r"ids\.names"):
             g.verify(progress=False)
+
+
+ASTRAY: list[tuple[str, Callable[[Any], Any], str]] = [  # the first half of rows are begins, the second one ends
+    ("buckets", lambda rows: np.roll(rows, len(rows) // 2), "buckets of hashes do not ascend"),
+    ("buckets", lambda rows: rows - 1000, "buckets of hashes do not ascend"),
+    ("buckets", lambda rows: rows + 1000, "buckets of hashes do not ascend"),
+    ("hashes", lambda rows: np.where([True, False], rows, -1), "a hash leads to an id that is no node"),
+    ("hashes", lambda rows: np.where([True, False], rows, 3), "a hash leads to an id that is no node"),
+    ("offsets", lambda rows: np.roll(rows, len(rows) // 2), "offsets of names do not ascend"),
+    ("offsets", lambda rows: rows - 1000, "offsets of names do not ascend"),
+    ("offsets", lambda rows: rows + 1000, "offsets of names do not ascend"),
+]
+
+
+def changed(ids: Any, role: str, change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a map read other rows of a file than were written, their pages whole; return how many it reads, call by call."""
+    plain, read = ids._int64s, list[int]()
+
+    def int64s(record: Any, rows: Any, width: int = 1) -> Any:
+        found = plain(record, rows, width)
+        if record is not getattr(ids._found, role):
+            return found
+        read.append(len(rows))
+        return change(found)
+
+    monkeypatch.setattr(ids, "_int64s", int64s)
+    return read
+
+
+@pytest.mark.parametrize(("role", "change", "message"), ASTRAY)
+def test_rows_that_lead_astray_are_damage(
+    tmp_path: Path, role: str, change: Callable[[Any], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with featstore.open(named_graph(tmp_path / "g", ["aa", "bb", "cc"]), memory="64MiB") as g:
+        ids = g.ids()
+        changed(ids, role, change, monkeypatch)
+        with pytest.raises(CorruptionError, match=message):
+            ids.encode(["bb"])
+
+
+def test_buckets_that_are_too_long_are_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"name {i}" for i in range(200)]
+    monkeypatch.setattr(idmap, "_BLOCK_NAMES", 50)
+    with featstore.open(named_graph(tmp_path / "g", names), memory="64MiB") as g:
+        ids = g.ids()
+        read = changed(ids, "hashes", lambda rows: rows, monkeypatch)
+        changed(ids, "buckets", lambda rows: np.repeat([0, 200], len(rows) // 2), monkeypatch)
+        assert ids.encode(names).tolist() == list(range(200))
+    assert sum(read) == 200 * 200
+    assert max(read) <= 24 * 50
+
+
+def test_a_name_that_is_not_utf_8_is_damage(tmp_path: Path) -> None:
+    with featstore.open(named_graph(tmp_path / "g", ["a", "\ud800"]), memory="64MiB") as g:
+        with pytest.raises(CorruptionError, match="a name is not UTF-8"):
+            g.ids().decode([0, 1])
+        assert g.ids().decode([0]) == ["a"]
+
+
+def test_a_name_that_is_longer_than_a_block_is_counted(tmp_path: Path) -> None:
+    name = "x" * (3 << 20)
+    with featstore.open(named_graph(tmp_path / "g", ["a", name]), memory="64MiB") as g:
+        ids, used = g.ids(), g.budget.used
+        assert ids.decode([0]) == ["a"]
+        assert g.budget.peak < used + 4 * len(name)
+        assert ids.decode([1]) == [name]
+        assert g.budget.peak >= used + 4 * len(name)
+
+
+def test_a_map_of_more_names_than_nodes_is_named(tmp_path: Path) -> None:
+    path = named_graph(tmp_path / "g", ["a", "b", "c"])
+    with Update(path) as update:
+        catalog = update.catalog
+    with pytest.raises(FormatError, match="g: the catalog's map of ids cannot be used"):
+        map_of(catalog, "_", 2, "g")
 
 
 def test_buckets_are_the_first_bits() -> None:

@@ -73,8 +73,11 @@ def test_many_names_grow_the_table(tmp_path: Path) -> None:
         for each in (*blocks_of(names, [3]), TextKeys.of(["x", names[5]])):
             numbers.collect(each.hashes())
         with PairSorter(numbers.total, 1 << 20, tmp_path) as sorter:
+            collected = {*tmp_path.glob("spill-*")}
             numbers.number(sorter.add, sorter.sorted)
             assert sorter.bytes_spilled
+            assert len(collected) == 256
+            assert not collected & {*tmp_path.iterdir()}, "what was read has gone"
             check(numbers, names, ["x", names[5]], [])
 
 
@@ -84,6 +87,14 @@ def test_a_table_takes_its_room_alone() -> None:
     MemoryNumbers(room).add(names.hashes())
     with pytest.raises(TableFullError):
         MemoryNumbers(room).add(names.hashes())
+
+
+def test_a_table_that_grows_has_room_for_two() -> None:
+    """While names are copied, for what is there and what takes its place: 16 bytes of each of 1024 names, and of 2048."""
+    names = TextKeys.of([str(number) for number in range(2000)])
+    with pytest.raises(TableFullError):
+        MemoryNumbers(Room(32_767)).add(names.hashes())
+    MemoryNumbers(Room(32_768)).add(names.hashes())
 
 
 def test_too_little_memory_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from featstore.cli.sage import GraphSAGE
 from featstore.creation import steps
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.graph.derive import making
+from featstore.inference.gathered import whole_blocks
 from featstore.sampling.batch import Block
+from featstore.topology.types import ONE_NODE
 from tests.support.pyg import GATConv, GCNConv, SAGEConv
 from tests.support.pyg import GraphSAGE as PygSAGE
 from tests.support.whole_graph import skewed_graph, whole_block
@@ -259,9 +261,20 @@ def test_a_graph_without_nodes_and_a_pack_have_no_output(tmp_path: Path) -> None
         featstore.infer(object(), [Aggregate(lambda h, mean: mean)])  # type: ignore[arg-type]
 
 
+def test_blocks_are_counted_while_they_are_used(path: Path) -> None:
+    with featstore.open(path, memory="64MiB") as g:
+        rows, n = {ONE_NODE: g.fields.rows_of("x", ONE_NODE)}, 0
+        for found in whole_blocks([g.edge_lists()], g.types.nodes[ONE_NODE], rows, 4, 0, N, g.budget, 1 << 20, "mine"):
+            (block,) = found.edges.values()
+            assert g.memory_report()["mine"] >= found.rows[ONE_NODE].nbytes + block.src.nbytes + block.dst.nbytes
+            n += found.n_dst
+        assert n == N
+        assert "mine" not in g.memory_report()
+
+
 def test_a_node_with_more_in_neighbours_than_memory_names_what_would_do(path: Path) -> None:
     layer = callables(sage())[:1]
-    with featstore.open(path, memory="2500KiB") as g, pytest.raises(BudgetError) as caught:
+    with featstore.open(path, memory="2500KiB") as g, pytest.raises(BudgetError, match="in-neighbours of node ") as caught:
         featstore.infer(g, layer, progress=False)
     assert caught.value.needed is not None
     with featstore.open(path, memory=caught.value.needed) as g:
@@ -299,6 +312,30 @@ def test_an_interrupted_run_with_a_name_is_gone_on_with(path: Path, monkeypatch:
             store = featstore.infer(g, layers, overwrite=True, memory="3500KiB", resume="sage", progress=False)
             assert torch.allclose(store[:], expected)
         assert not (path / "making.h").exists()
+
+
+def test_what_is_aggregated_is_made_once_and_dropped_with_its_layer(path: Path) -> None:
+    rows: list[int] = []
+    there: list[set[str]] = []
+
+    def before(h: torch.Tensor) -> torch.Tensor:
+        rows.append(len(h))
+        return h
+
+    def apply(h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        there.append({name.partition(".")[0] for name in os.listdir(path / "making.h")})
+        if len(there) == 1:
+            raise KeyboardInterrupt
+        return mean
+
+    layers = [Aggregate(apply, before=before), Aggregate(apply, before=before)]
+    with featstore.open(path, memory="64MiB") as g:
+        with pytest.raises(KeyboardInterrupt):
+            featstore.infer(g, layers, resume="a", progress=False)
+        featstore.infer(g, layers, resume="a", progress=False)
+    assert sum(rows) == 2 * N
+    assert "step-0" in there[1]
+    assert "step-0" not in there[-1]
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------------
@@ -361,6 +398,9 @@ def test_a_damaged_model_is_no_model(tmp_path: Path) -> None:
     saved.write_bytes(b"nothing" * 100)
     with pytest.raises(FormatError):
         load_model(saved)
+    save_model(saved, sage(), ModelSizes("x", WIDTH, 32, 5, 1000))
+    with pytest.raises(FormatError, match="1000 layers of 13 weights"):
+        load_model(saved)
 
 
 def test_the_command_aggregates(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,5 +441,8 @@ def test_layers_that_still_train_are_warned_of(path: Path) -> None:
             with pytest.warns(featstore.FeatstoreWarning, match=f"a {name} is in training mode.*model.eval"):
                 featstore.infer(g, [layer], "x", out="trained", overwrite=True, progress=False)
         drops.eval(), share.eval()
+        of_none = Share()
+        of_none.dropout = 0.0
+        featstore.infer(g, [Aggregate(of_none.apply_to, "mean")], "x", out="trained", overwrite=True, progress=False)
         for layer in (drops, Aggregate(share.apply_to, "mean")):
             featstore.infer(g, [layer], "x", out="trained", overwrite=True, progress=False)

@@ -162,6 +162,23 @@ def test_the_same_weights_under_other_names_are_another_model() -> None:
     assert digest_of_weights([lambda h, block: first.left(h)]) != digest_of_weights([lambda h, block: second.right(h)])
 
 
+def test_a_layer_may_name_what_is_not_there_yet() -> None:
+    def layers(is_there: bool) -> list[Any]:
+        if is_there:
+            later = torch.ones(2)
+        return [lambda h, block: h * later]
+
+    assert digest_of_weights(layers(False)) != digest_of_weights(layers(True))
+
+
+@pytest.mark.parametrize("other", [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)])
+def test_the_same_bytes_in_another_shape_or_dtype_are_another_model(other: torch.Tensor) -> None:
+    def digest(weight: torch.Tensor) -> str:
+        return digest_of_weights([lambda h, block, weight=weight: h @ weight])
+
+    assert digest(torch.zeros(2, 3)) == digest(torch.zeros(2, 3)) != digest(other)
+
+
 def test_rows_of_another_shape_than_the_interrupted_run_left_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CHECKPOINT_S", -1e9)
     for width, dtype, error, words in (

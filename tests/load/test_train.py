@@ -15,7 +15,7 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE, mean_of_neighbors
-from featstore.cli.training import describe_epoch, stage_table, train
+from featstore.cli.training import describe_epoch, evaluate, stage_table, train
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from tests.support.loaders import flat, make_loader
@@ -57,6 +57,18 @@ def run(
     with featstore.open(path, memory=memory, backend=backend) as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=sampler_seed)
         return train(g, sampler, 2, loader_options=flat(loader_options), **options)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_evaluation_is_without_dropout(planted, trains):
+    """And leaves the model in the mode in which it was."""
+    model, modes = GraphSAGE(DIM, 8, CLASSES, 1, 0.5).train(trains), []
+    model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    with featstore.open(planted.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [4])
+        with featstore.Loader(g, sampler, planted.train_idx[5:105], 50, labels="y", strategy="ondemand") as loader:
+            assert 0 <= evaluate(model, loader) <= 1
+    assert (modes, model.training) == ([False, False], trains)
 
 
 def test_mean_of_neighbors():

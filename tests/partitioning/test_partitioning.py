@@ -120,6 +120,13 @@ def test_ldg_is_brute_force(graph: Any, k: int, passes: int) -> None:
     assert assign(LDG(passes), *graph, k).tolist() == ldg(*graph, k, passes)
 
 
+def test_ldg_of_a_larger_graph_is_brute_force() -> None:
+    """Its scores choose others than FENNEL's would here; training nodes do not weigh."""
+    indptr, indices = make_graph(200, 6, 1)
+    for k, passes in ((3, 1), (7, 2)):
+        assert assign(LDG(passes), indptr, indices, k, train=[*range(50)]).tolist() == ldg(indptr, indices, k, passes)
+
+
 def make(path: Path, n: int = 600, degree: float = 6, memory: str = "16MiB", seed: int = 0) -> featstore.OutOfCoreGraph:
     indptr, indices = make_graph(n, degree, seed) if n else (np.zeros(1, np.int64), np.empty(0, np.int64))
     return featstore.OutOfCoreGraph.create(path, indptr, indices, progress=False, memory=memory)
@@ -236,6 +243,7 @@ def test_users_parts(g: Any) -> None:
         ({"n_parts": 4, "name": "a/b"}, ValueError, "name must be"),
         ({"n_parts": 4, "name": "../x"}, ValueError, "name must be"),
         ({"n_parts": 4, "name": ""}, ValueError, "name must be"),
+        ({"n_parts": 4, "keep_lists": True, "keep": False}, ValueError, "keep_lists goes with keep=True"),
         ({"n_parts": 4, "name": 3}, TypeError, "name must be text"),
         ({"n_parts": 4, "train_idx": [600]}, IndexError, "600 at position 0 is not a node"),
         ({"n_parts": 4, "train_idx": [1, -1]}, IndexError, "-1 at position 1"),
@@ -331,6 +339,20 @@ def test_memory_is_counted_and_bounded(tmp_path: Path) -> None:
         assert small.parts().keys() == {"fennel-100"}
 
 
+@pytest.mark.parametrize(("method", "least"), [("fennel", 24 * 100), ("ldg", 24 * 100), ("random", 4 * 600)])
+def test_what_a_method_holds_is_counted(g: Any, method: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the parts: tables of parts, or what is shuffled."""
+    reserved, reserve = list[int](), GraphStream.reserve
+
+    def noted(self: GraphStream, n_bytes: int) -> Any:
+        reserved.append(n_bytes)
+        return reserve(self, n_bytes)
+
+    monkeypatch.setattr(GraphStream, "reserve", noted)
+    featstore.partition(g, 100, method, keep=False, progress=False)
+    assert sum(reserved) >= least
+
+
 def test_the_least_named_suffices(tmp_path: Path) -> None:
     make(tmp_path / "g", 50_000, 4).close()
     memory = 700_000
@@ -355,6 +377,14 @@ class Wrong(base.Partitioner):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+
+@pytest.mark.parametrize("method", [Wrong, lambda answer: answer])
+def test_parts_do_not_change_with_the_array_that_they_were_made_of(g: Any, method: Any) -> None:
+    answer = np.zeros(600, np.int32)
+    found = featstore.partition(g, 4, method(answer), keep=False)
+    answer.fill(1)
+    assert not found.any()
 
 
 @pytest.mark.parametrize(

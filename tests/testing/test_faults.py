@@ -229,6 +229,17 @@ def test_a_failing_child_is_reported(tmp_path: Path, run: Any) -> None:
         run(dies)
 
 
+def a_fork_raises() -> None:
+    with pytest.raises(AssertionError, match="the fork raised"):
+        forked(lambda: 1 // 0)
+    assert forked(lambda: 1) is None
+
+
+@pytest.mark.usefixtures("_program_server")
+def test_a_fork_that_raises_is_an_error() -> None:
+    run_in_fork(a_fork_raises)
+
+
 def leaves() -> None:
     raise SystemExit(0)
 

@@ -16,6 +16,7 @@ import featstore
 from featstore.errors import PluginError
 from featstore.gather.plan import BatchPlan, EdgePlan, Tier, TierRows
 from featstore.sampling.edgenumbers import edge_numbers
+from featstore.storage.rowfile import ReadStats
 from featstore.testing import StrategyContract
 from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
 
@@ -65,6 +66,14 @@ class TestPacked(StrategyContract):
         return ["--pack", pack_of("neighbor"), "--cache", "auto"]
 
 
+class Zeros:
+    """A source whose rows are zeros."""
+
+    def gather(self, addresses: Any, out: Any, positions: Any = None, gap_bytes: int | None = None) -> ReadStats:
+        out[slice(len(addresses)) if positions is None else positions] = 0
+        return ReadStats()
+
+
 class FaultyRunner(featstore.Runner):
     """The runner of another strategy, and one fault."""
 
@@ -100,6 +109,10 @@ class FaultyEpoch(featstore.EpochRun):
             ids[-1] = ids[0]
             wrong = EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (TierRows(Tier.BASE, ids),)))
             return replace(prepared, edge_plans={"w": wrong})
+        if self.fault == "other edges" and position == 3:
+            first, *others = prepared.sampled.blocks
+            blocks = (replace(first, src=first.src.roll(1)), *others)
+            return replace(prepared, sampled=replace(prepared.sampled, blocks=blocks))
         if self.fault == "wrong index":
             return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
         return prepared
@@ -108,6 +121,9 @@ class FaultyEpoch(featstore.EpochRun):
         if self.fault == "no rows of the device":
             return BatchPlan(len(batch.sampled.input_ids), (TierRows(Tier.BASE, batch.sampled.input_ids.numpy()),)), {}
         plan, tiers = self.right.plan(name, batch)
+        if self.fault == "wrong bytes" and batch.position == 3:
+            rows = np.arange(len(batch.sampled.input_ids))
+            return BatchPlan(len(rows), (TierRows(Tier.PACKED, rows),)), {Tier.PACKED: Zeros()}
         if self.fault == "wrong rows" and batch.position == 3:
             rows = batch.sampled.input_ids.numpy().copy()
             rows[-1] = rows[0]
@@ -139,6 +155,8 @@ class FaultySuite(StrategyContract):
 
 FAULTS = {
     "wrong rows": ("test_batches_of_every_sampler", "the plan of 'x' .* do not lie at its addresses"),
+    "wrong bytes": ("test_batches_of_every_sampler", "has wrong rows of 'x'"),
+    "other edges": ("test_batches_of_every_sampler", "has other edges"),
     "no rows of the device": ("test_batches_with_rows_on_the_device", "the device serves 0 of"),
     "wrong rows of edges": ("test_batches_with_features_of_edges", "wrong rows of the edge feature 'w'"),
     "lost batch": ("test_batches_of_every_sampler", "to run as number 7 has position 6"),

@@ -195,6 +195,12 @@ class AnnouncesOthers(Oldest):
         yield from super().plan(horizon)
 
 
+class PlansApartForListeners(Oldest):
+    def plan(self, horizon: Horizon) -> Iterator[Any]:
+        self.capacity = self.capacity if horizon.announce is None else min(1, self.capacity)
+        yield from super().plan(horizon)
+
+
 class SpillsWhatItDoesNotReadBack(Oldest):
     """Plans apart where it may spill."""
 
@@ -215,7 +221,8 @@ class IsBrokenByAnEarlyEnd(Oldest):
             raise
 
     def changes(self, ids: list[int], slots: Any) -> Changeset:
-        return super().changes(ids if not self.broken else ids[::-1], slots)
+        self.capacity = min(1, self.capacity) if self.broken else self.capacity
+        return super().changes(ids, slots)
 
 
 def test_the_librarys_own_plans_need_no_check() -> None:
@@ -254,6 +261,7 @@ FAULTS = {  # what each breaks
     UnderstatesMemory: "test_memory_is_stated",
     GrowsFromStartToStart: "test_memory_is_stated",
     AnnouncesOthers: "test_what_is_announced_is_planned",
+    PlansApartForListeners: "test_what_is_announced_is_planned",
     SpillsWhatItDoesNotReadBack: "test_a_window_may_spill",
     IsBrokenByAnEarlyEnd: "test_a_plan_may_be_given_up",
 }

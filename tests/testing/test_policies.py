@@ -57,6 +57,8 @@ SIMPLE_FAULTS = [
     fault("victims", lambda self, answer, n: np.full(n, answer[0]), "Repeats"),
     fault("victims", lambda self, answer, n: answer + self.capacity, "OutOfRange"),
     fault("insert", lambda self, answer, rows, slots: slots.fill(0), "WritesToItsArguments"),
+    fault("insert", lambda self, answer, rows, slots: rows.fill(0), "WritesToRows"),
+    fault("hit", lambda self, answer, slots: slots.fill(0), "WritesToHits"),
     fault("start", lambda self, answer, capacity, context: setattr(self, "seen", np.ones(context.n, np.uint8)), "HoldsRows"),
 ]
 
@@ -90,6 +92,18 @@ class SharesState(FIFO):
         return np.array(taken, np.int32)
 
 
+class SharesHits(StartKeepsHits):
+    hits: dict[int, int] = {}  # noqa: RUF012 (the fault: one for all instances)
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        super().start(capacity, context)
+        self.hits.clear()
+
+    def hit(self, slots: Int32s) -> None:
+        for slot in slots.tolist():
+            self.hits[slot] = self.hits.get(slot, 0) + 1
+
+
 class Unseeded(FIFO):
     def victims(self, n: int) -> Any:
         np.random.default_rng().shuffle(self.queue)
@@ -110,6 +124,42 @@ class KeepsItsArguments(FIFO):
         return super().victims(n)
 
 
+class KeepsRows(FIFO):
+    """Knows slots by their rows, which it reads late."""
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        super().start(capacity, context)
+        self.parts: list[tuple[Int64s, list[int]]] = []
+        self.slot_of: dict[int, int] = {}
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self.parts.append((rows, slots.tolist()))
+
+    def victims(self, n: int) -> Any:
+        for rows, slots in self.parts:
+            self.slot_of |= dict(zip(rows.tolist(), slots, strict=True))
+        self.parts = []
+        taken = [self.slot_of.pop(row) for row in [*self.slot_of][:n]]
+        return np.array(taken, np.int32)
+
+
+class KeepsHits(FIFO):
+    """Evicts what was not hit before what was."""
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        super().start(capacity, context)
+        self.hits: list[Int32s] = []
+
+    def hit(self, slots: Int32s) -> None:
+        self.hits.append(slots)
+
+    def victims(self, n: int) -> Any:
+        for slots in self.hits:
+            self.queue = [slot for slot in self.queue if slot not in slots] + slots.tolist()
+        self.hits = []
+        return super().victims(n)
+
+
 class UnderstatesMemory(FIFO):
     slot_bytes = 0
     nbytes = 0  # type: ignore[assignment]
@@ -127,21 +177,28 @@ BREAKS = {  # what each breaks
     "Repeats": "test_a_full_cache_can_be_emptied",
     "OutOfRange": "test_a_long_trace",
     "WritesToItsArguments": "test_a_long_trace",
+    "WritesToRows": "test_a_long_trace",
+    "WritesToHits": "test_a_long_trace",
     "HoldsRows": "test_memory_is_stated_and_follows_the_capacity",
     "StartKeepsHits": "test_start_forgets_everything",
     "SharesState": "test_instances_are_independent",
+    "SharesHits": "test_instances_are_independent",
     "Unseeded": "test_same_trace_same_victims",
     "KeepsItsArguments": "test_any_trace_in_any_capacity",
+    "KeepsRows": "test_any_trace_in_any_capacity",
+    "KeepsHits": "test_any_trace_in_any_capacity",
     "UnderstatesMemory": "test_memory_is_stated_and_follows_the_capacity",
     "BrokenInvariant": "test_cache_and_policy_against_a_model",
     "WrongShape": "test_scores_are_one_number_a_row",
     "NotNumbers": "test_scores_are_one_number_a_row",
     "GivesNaN": "test_scores_are_one_number_a_row",
     "Random": "test_same_context_same_scores",
+    "Drifts": "test_same_context_same_scores",
     "WritesToTheContext": "test_the_cache_holds_the_best_rows",
     "RanksByDegrees": "test_scores_from_degrees_need_no_other_rows",
 }
-ONLINE_FAULTS = [*SIMPLE_FAULTS, StartKeepsHits, SharesState, Unseeded, KeepsItsArguments, UnderstatesMemory, BrokenInvariant]
+ONLINE_FAULTS = [*SIMPLE_FAULTS, StartKeepsHits, SharesState, SharesHits, Unseeded, KeepsItsArguments, KeepsRows]
+ONLINE_FAULTS += [KeepsHits, UnderstatesMemory, BrokenInvariant]
 
 
 def scored(name: str, scores: Any, **attributes: Any) -> type[StaticPolicy]:
@@ -154,12 +211,23 @@ def ratio(context: PolicyContext) -> Any:
         return context.out_degree / context.in_degree
 
 
+class Drifts(StaticPolicy):
+    """Every instance begins with the same scores."""
+
+    calls = 0
+
+    def scores(self, context: PolicyContext) -> Any:
+        self.calls += 1
+        return context.counts * self.calls
+
+
 Counts = scored("Counts", lambda context: context.counts)
 STATIC_FAULTS = [
     scored("WrongShape", lambda context: context.counts[:1]),
     scored("NotNumbers", lambda context: context.counts.astype(complex)),
     scored("GivesNaN", ratio),
     scored("Random", lambda context: np.random.default_rng().random(context.n)),
+    Drifts,
     scored("WritesToTheContext", lambda context: np.negative(context.counts, out=context.counts)),
     scored("RanksByDegrees", lambda context: context.out_degree - context.out_degree.max(initial=0), from_degrees=True),
 ]
