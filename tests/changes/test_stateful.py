@@ -215,7 +215,7 @@ class ManyUpdates(Changes):
 class TestManyChanges(ManyUpdates.TestCase):
     """More than 10,000 updates, most of them beside a thread that reads."""
 
-    settings = settings(max_examples=130, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
     @classmethod
     def tearDownClass(cls) -> None:
