@@ -156,7 +156,7 @@ class LayerSampler(HopSampler):
             if len(importance) < candidates.n_sources:
                 importance = _longer(pool.array((sources.room,), np.float64), importance[:known])
                 n_edges = _longer(pool.array((sources.room,), np.int64), n_edges[:known])
-            candidates.tally(pieces.listed, pieces.owners, importance, n_edges)
+            candidates.accumulate(pieces.listed, pieces.owners, importance, n_edges)
         upto = drawn = None
         if self.replace:
             upto, drawn = pool.array((max(1, candidates.n_sources),), np.float64), pool.array((size,), np.int64)

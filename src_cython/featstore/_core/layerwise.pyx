@@ -23,7 +23,7 @@ cdef extern from "kernels/layerwise.h" nogil:
     int64_t fs_turn(fs_layer *, const int64_t *, const int64_t *, int64_t *, int64_t) noexcept
     int64_t fs_take_lists(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int32_t *, int64_t) noexcept
     int fs_number_sources(fs_hop *, void *, int) noexcept
-    void fs_tally(const void *, int, const int32_t *, int64_t, const int64_t *, int, double *, int64_t *) noexcept
+    void fs_accumulate(const void *, int, const int32_t *, int64_t, const int64_t *, int, double *, int64_t *) noexcept
     void fs_set_certain(const fs_hop *, const int64_t *, double *, int64_t) noexcept
     void fs_draw_distinct(const int64_t *, double *, int64_t, int64_t, uint64_t) noexcept
     void fs_draw_again(double *, int64_t, int64_t, uint64_t, double *, int64_t *) noexcept
@@ -159,7 +159,7 @@ cdef class Lists:
 cdef class Candidates:
     """The sources of one layer's lists: numbered, weighed, drawn; then the edges to those that are taken. One owner thread.
 
-    For each piece of the lists call :meth:`begin`, :meth:`number` and :meth:`tally`; then :meth:`draw`; then for each piece,
+    For each piece of the lists call :meth:`begin`, :meth:`number` and :meth:`accumulate`; then :meth:`draw`; then for each piece,
     numbered again where there are several, :meth:`take_edges`; and at last :meth:`number_edges`.
 
     Parameters
@@ -207,7 +207,8 @@ cdef class Candidates:
             self.sources._check_room()
         return not wants
 
-    def tally(self, listed, const int32_t[::1] owners not None, double[::1] importance not None, int64_t[::1] n_edges not None):
+    def accumulate(self, listed, const int32_t[::1] owners not None, double[::1] importance not None,
+                   int64_t[::1] n_edges not None):
         """Add a numbered piece to the importance and the number of edges of each source; entries of new ones are set to 0.
 
         Parameters
@@ -226,8 +227,8 @@ cdef class Candidates:
                 for t in range(self.n_tallied, n_sources):
                     importance[t] = 0
                     n_edges[t] = 0
-                fs_tally(piece.data, piece.wide, &owners[0], n, self.lists.hops.hop.degree, self.is_mean, &importance[0],
-                         &n_edges[0])
+                fs_accumulate(piece.data, piece.wide, &owners[0], n, self.lists.hops.hop.degree, self.is_mean, &importance[0],
+                              &n_edges[0])
         self.n_tallied = n_sources
 
     def draw(self, double[::1] importance not None, const int64_t[::1] n_edges not None, int64_t size, uint64_t key,

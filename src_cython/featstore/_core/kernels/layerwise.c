@@ -31,8 +31,8 @@ int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64_t *pla
     return taken;
 }
 
-void fs_tally(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
-              double *importance, int64_t *n_edges)
+void fs_accumulate(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+                   double *importance, int64_t *n_edges)
 {
     for (int64_t e = 0; e < n; e++) {
         const int64_t t = fs_record(listed, wide, e);

@@ -16,8 +16,8 @@ int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64_t *pla
 /* ---------------------------------------------------------------- what a layer takes */
 
 /* Add each edge's importance to its source's: 1, or for means one over the squared degree of the destination. */
-void fs_tally(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
-              double *importance, int64_t *n_edges);
+void fs_accumulate(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+                   double *importance, int64_t *n_edges);
 
 /* Let no source draw that the batch has already: its importance becomes minus one. */
 void fs_set_certain(const fs_hop *batch, const int64_t *ids, double *importance, int64_t n);
