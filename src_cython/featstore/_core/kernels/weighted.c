@@ -284,7 +284,7 @@ FS_INLINE int fs_is_weighed(const fs_weighted *hop, int64_t i)
 /* Trials that are made of each list at once. Without replacement some more than draws, as some draw what is drawn already. */
 FS_INLINE int fs_n_rows(const fs_weighted *hop)
 {
-    const int64_t n = hop->fanout + (hop->replace ? 0 : hop->fanout / 4);
+    const int64_t n = hop->fanout + (hop->replace ? 0 : 2 * hop->fanout / 5);
     return (int)(n < 0 || hop->fanout > FS_LANE_DRAWS ? 0 : n < FS_LANE_DRAWS ? n : FS_LANE_DRAWS);
 }
 
