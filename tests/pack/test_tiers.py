@@ -131,7 +131,7 @@ def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path
 def test_a_drive_that_is_full_is_not_taken_for_a_disk_that_is_given(
     dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is allowed would do, so the error is the drive's, and plans that were not written do not pass for written ones."""
+    """The disk that is allowed would do: the error is the drive's, and unwritten plans do not pass for written ones."""
     real, calls = tiers._plan_windows, list[int]()
 
     def full(*given: Any) -> Any:
