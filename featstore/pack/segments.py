@@ -231,7 +231,7 @@ def segments(
                 rows = ordered
                 state[rows] = -1 - np.arange(len(rows), dtype=np.int32)
             packed, pages, runs = np.zeros((3, stop - first), np.int64)
-            touched = np.zeros(int(_pages(len(rows), row_bytes)) + 1, bool)
+            touched = np.zeros(int(_pages(len(rows), row_bytes)), bool)
             for b in range(first, stop):
                 places = _places(batches[b], state)
                 packed[b - first] = len(batches[b]) - len(places)

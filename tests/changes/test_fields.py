@@ -99,6 +99,23 @@ def test_a_replaced_feature_is_read_by_open_handles_until_they_close(tmp_path: P
     assert not {"node.x.1.rows", "node.y.1.rows"} & files(tmp_path / "g")
 
 
+def test_a_feature_whose_cache_follows_plans_is_not_replaced(tmp_path: Path) -> None:
+    """And nothing is written before that is said."""
+    make(tmp_path / "g")
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        sampler, strategy = featstore.NeighborSampler(g, [3]), featstore.Superbatch(cache=0.1, length=2)
+        with featstore.Loader(g, sampler, np.arange(N), 20, strategy=strategy) as loader:
+            running, before = iter(loader), files(tmp_path / "g")
+            next(running)
+            with pytest.raises(BusyError, match="follows the plans of a loader"):
+                g.add_feature("x", X + 1, overwrite=True, progress=False)
+            assert files(tmp_path / "g") == before
+            g.add_data("mean", X.mean(1), progress=False)
+            running.close()
+        g.add_feature("x", X + 1, overwrite=True, progress=False)
+        assert np.array_equal(g.features["x"][:].numpy(), X + 1)
+
+
 def test_a_removed_feature_is_gone(tmp_path: Path) -> None:
     make(tmp_path / "g")
     with featstore.open(tmp_path / "g") as g:

@@ -20,7 +20,7 @@ import torch
 
 import featstore
 from featstore.cli import run
-from featstore.cli.main import main
+from featstore.cli.main import _interrupts_end, main
 from featstore.cli.parser import COMMANDS
 from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import read_catalog
@@ -254,6 +254,8 @@ def test_bench(tmp_path, capsys):
     assert f"{1e9 * tables['planned_table_s']:.0f} where they change" in shown
     assert measured["feature"] == "x"  # the largest
     assert measured["rows"] == 200
+    for each in (measured["gather"], measured["memory"]):
+        assert each["rows_per_s"] == pytest.approx(200 / each["seconds"])
     assert measured["gather"]["reads_per_s"] > 0
     assert measured["memory"]["reads_per_s"] == 0
     assert main(["bench", str(path), "--rows", "5000", "--runs", "1", "--feature", "z"]) == 0
@@ -402,6 +404,18 @@ def test_ctrl_c_while_torch_is_imported(tmp_path):
     path = os.pathsep.join([os.fspath(tmp_path), os.path.dirname(os.path.dirname(featstore.__file__))])
     done = python("-m", "featstore.cli", "info", "nowhere", PYTHONPATH=path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "featstore: interrupted\n")
+
+
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_ctrl_c_is_handled_as_before_once_all_is_imported(before):
+    """And meanwhile, if it is ignored."""
+    at_first = signal.signal(signal.SIGINT, before)
+    try:
+        with _interrupts_end():
+            assert (signal.getsignal(signal.SIGINT) == before) == (before == signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, at_first)
 
 
 def test_importing_the_package_imports_what_is_used():

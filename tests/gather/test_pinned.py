@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import featstore
 from featstore.budget import Budget
+from featstore.errors import ClosedError
 from featstore.gather import buffers, pinned
 from featstore.gather.buffers import BufferPool
 from featstore.load.transfer import Transfer
 from tests.strategies.test_superbatch import dataset
+from tests.support.refusing import refuses
 
 __all__ = ["dataset"]  # fixture
 
@@ -258,3 +261,16 @@ def test_cuda_locks_pooled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pinning(pool), pytest.warns(RuntimeWarning, match="does not pin"):
         assert not pool.tensor(1 << 20, torch.uint8).is_pinned()
     assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+def test_a_pool_that_is_closed_while_memory_is_taken_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(10**8)
+    pool, reserve = BufferPool(budget, owner="the graph"), Budget.try_reserve
+
+    def close_before(self: Budget, *given: Any, **more: Any) -> Any:
+        pool.close()
+        return reserve(self, *given, **more)
+
+    monkeypatch.setattr(Budget, "try_reserve", close_before)
+    refuses(ClosedError, "the graph is closed", lambda: pool.tensor(1 << 20, torch.uint8))
+    assert budget.used == 0

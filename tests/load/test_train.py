@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli.sage import GraphSAGE, mean_of_neighbors
+from featstore.cli.sage import GraphSAGE, SageLayer, mean_of_neighbors
 from featstore.cli.training import describe_epoch, evaluate, stage_table, train
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
@@ -76,6 +76,14 @@ def test_mean_of_neighbors():
     h = torch.arange(8.0).reshape(4, 2)
     want = torch.stack([(h[0] + h[3]) / 2, torch.zeros(2), (h[3] + h[2]) / 2])
     assert torch.equal(mean_of_neighbors(h, block), want)
+
+
+@pytest.mark.parametrize("n_out", [2, 9])  # below and above the rows' width
+def test_a_layer_of_means_is_the_layer_of_their_block(n_out):
+    block = Block(torch.tensor([0, 3, 3, 2]), torch.tensor([0, 0, 2, 2]), 4, 3)
+    layer, h = SageLayer(5, n_out), torch.arange(20.0).reshape(4, 5)
+    rows = layer.of_neighbors(h) if layer.is_narrower else h
+    torch.testing.assert_close(layer.of_mean(h[:3], mean_of_neighbors(rows, block)), layer(h, block))
 
 
 @pytest.mark.parametrize("hidden", [2, 9])  # below and above the features' width: the two orders of projecting and averaging

@@ -66,6 +66,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "n = draw(st.integers(0, (51)))",
     ): "a suite's examples may have a row more",
     (
+        "featstore/testing/policies.py",
+        "n = draw(st.integers(0, 50))",
+        "n = draw(st.integers(0, (49)))",
+    ): "a suite's examples may have a row less",
+    (
         "featstore/strategies/packed.py",
         'on_host = layout.device_rows * part.part.width if context.device.type == "cpu" else 0',
         'on_host = layout.device_rows * part.part.width if context.device.type == "cpu" else (1)',

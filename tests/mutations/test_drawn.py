@@ -12,6 +12,12 @@ from tests.mutations.campaign import ROOT
 from tests.mutations.drawn import draw, is_equivalent, own_tests, places
 from tests.mutations.equivalent import EQUIVALENT
 
+ROOMS = [
+    "base",
+    *sorted({path.relative_to(ROOT / "featstore").parts[0] for path in (ROOT / "featstore").glob("*/**/*.py")} - {"_core"}),
+]
+DRAWS = 1  # of each room
+
 NOTHING = '''
 """A text of 1 < 2."""
 import a
@@ -153,3 +159,15 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert f"noticed  {one.file}:{one.lines((ROOT / one.file).read_text())[0]} FAILED here, 7.0 s, 7.0 s\n" in printed
     assert f"SURVIVED {two.file}" in printed
     assert "1 of 2 noticed" in printed
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("room", ROOMS)
+def test_what_is_drawn_is_noticed(room: str) -> None:
+    """One that survives gets a test, or shows needless code, or changes nothing, which equivalent.py says."""
+    assert drawn.main(["--room", room, "--count", str(DRAWS), "--seed", "2"]) == 0
+
+
+def test_each_room_is_drawn_from() -> None:
+    assert len(ROOMS) == 22
+    assert all(len(draw(room, DRAWS, 2)) == DRAWS and (ROOT / "tests" / room).is_dir() for room in ROOMS)

@@ -286,3 +286,12 @@ def test_damage_is_found(small: SimpleNamespace, tmp_path: Path) -> None:
         featstore.sample_offline(g, sampler, small.train_idx, 40, path=other).close()
         os.replace(other / "samples", tmp_path / "p" / "samples")
         refuses(featstore.CorruptionError, "not the samples", lambda: featstore.Pack(tmp_path / "p"))
+
+
+def test_a_pack_of_no_seeds_has_no_batches(tmp_path: Path) -> None:
+    x = np.zeros((100, 4), np.float32)
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", np.arange(101), np.arange(100), {"x": x}, progress=False) as g:
+        sampler = featstore.NeighborSampler(g, [2])
+        pack = featstore.sample_offline(g, sampler, np.arange(0), 10, path=tmp_path / "p", progress=False)
+        with featstore.Loader(g, strategy=featstore.Packed(pack)) as loader:
+            assert (len(loader), list(loader)) == (0, [])

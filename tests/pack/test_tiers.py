@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import featstore
 from benchmarks.papers.figures.segment_traffic import traffic
+from featstore.pack import tiers
 from featstore.pack.layout import Layout, find_layouts
 from featstore.pack.nodedata import NodeData, is_carried
 from featstore.plan.trace import Trace
@@ -125,6 +126,25 @@ def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path
     assert before == len(shared)
     for each in (layout, opened, g):
         each.close()
+
+
+def test_a_drive_that_is_full_is_not_taken_for_a_disk_that_is_given(
+    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk that is allowed would do: the error is the drive's, and unwritten plans do not pass for written ones."""
+    real, calls = tiers._plan_windows, list[int]()
+
+    def full(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "plan")
+        return real(*given)
+
+    monkeypatch.setattr(tiers, "_plan_windows", full)
+    mine = copied(pack, tmp_path / "full")
+    caught = refuses(OSError, "No space left", lambda: run(dataset, mine, epochs=0, disk="1GiB", feature_cache=0.02))
+    assert (caught.value.errno, len(calls)) == (errno.ENOSPC, 2)
+    assert layout_bytes(mine) == 0
 
 
 def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_path: Path) -> None:

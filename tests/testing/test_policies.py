@@ -190,6 +190,7 @@ BREAKS = {  # what each breaks
     "UnderstatesMemory": "test_memory_is_stated_and_follows_the_capacity",
     "BrokenInvariant": "test_cache_and_policy_against_a_model",
     "WrongShape": "test_scores_are_one_number_a_row",
+    "NeedsRows": "test_scores_are_one_number_a_row",
     "NotNumbers": "test_scores_are_one_number_a_row",
     "GivesNaN": "test_scores_are_one_number_a_row",
     "Random": "test_same_context_same_scores",
@@ -224,6 +225,7 @@ class Drifts(StaticPolicy):
 Counts = scored("Counts", lambda context: context.counts)
 STATIC_FAULTS = [
     scored("WrongShape", lambda context: context.counts[:1]),
+    scored("NeedsRows", lambda context: context.counts - context.counts.max()),
     scored("NotNumbers", lambda context: context.counts.astype(complex)),
     scored("GivesNaN", ratio),
     scored("Random", lambda context: np.random.default_rng().random(context.n)),
