@@ -196,7 +196,7 @@ def _pack_dataset(
                 "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
             ) from None
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # otherwise the layout exists, within the pack's limit
                 more = "make room" if is_drive_full(error) else "give more --disk, more --cache, or --policy frequency,"

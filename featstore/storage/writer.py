@@ -42,8 +42,9 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 def is_drive_full(error: OSError) -> bool:
-    """Decide whether an error means that the drive is full (ENOSPC of the system), rather than the user's disk budget."""
-    return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
+    """Decide whether an error means that the drive is full, or the user's quota of it, rather than the user's disk budget."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_full and str(error.strerror).startswith(os.strerror(error.errno or 0))
 
 
 def free_bytes(path: str) -> int | None:

@@ -61,6 +61,6 @@ def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree
             profile.close()
         if isinstance(error, BudgetError):
             return None, UNKNOWN, f"no memory: {error}"
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return None, UNKNOWN, f"no disk: {error.strerror}"
         raise
