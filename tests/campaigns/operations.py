@@ -146,6 +146,12 @@ def change(root: Path, name: str) -> None:
         elif name == "append":
             rows, y = appended()
             g.append_nodes(APPENDED, {"x": rows}, {"y": y}, progress=False)
+        elif name == "add data":
+            g.add_data("d", np.zeros(g.num_nodes, np.float32), progress=False)
+        elif name == "update data":
+            g.update_data("d", [1, 600], np.ones(2, np.float32), progress=False)
+        elif name == "remove data":
+            g.remove_data("d")
         else:
             g.features["z"].update(UPDATES[name][0], UPDATES[name][1], progress=False)
 
@@ -471,6 +477,9 @@ SCENARIOS = {
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
+    "add data": Scenario(an_old_dataset, lambda root: change(root, "add data")),
+    "update data": Scenario(changed("add data"), lambda root: change(root, "update data")),
+    "remove data": Scenario(changed("add data"), lambda root: change(root, "remove data")),
     "import": Scenario(a_folder, import_folder, resumes=(FULL, MEMORY, ENDED)),
     "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY, ENDED)),
     "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=(FULL, MEMORY, ENDED)),
