@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CAN_BE_CUT", "KINDS", "Drive", "needs_mounts"]
+__all__ = ["CAN_BE_CUT", "KINDS", "Drive", "needs_mounts", "own_mounts", "run"]
 
 SHUTDOWN = 0x8004587D
 LOG_FLUSHED, LOG_LOST = 1, 2
@@ -57,48 +57,54 @@ KINDS = {
 CAN_BE_CUT = ("ext4", "xfs")
 
 
+def run(*command: str | Path) -> None:
+    """Run a command of the system, which must succeed."""
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def own_mounts() -> None:
+    """Let this process have mounts of its own, which nobody else sees, and which end with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(NEW_NAMESPACE):
+        raise OSError(ctypes.get_errno(), "unshare")
+    run("mount", "--make-rprivate", "/")
+
+
 class Drive:
     """A file system in memory, mounted at ``path`` while :meth:`mounted`. All of it is gone when the process ends."""
 
     def __init__(self, folder: Path, kind: str = "ext4") -> None:
         self._kind = KINDS[kind]
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(NEW_NAMESPACE):
-            raise OSError(ctypes.get_errno(), "unshare")
-        self._run("mount", "--make-rprivate", "/")
+        own_mounts()
         images, self.path = folder / "images", folder / "drive"
         images.mkdir()
         self.path.mkdir()
-        self._run("mount", "-t", "tmpfs", "tmpfs", images)
+        run("mount", "-t", "tmpfs", "tmpfs", images)
         self._image, self._kept = images / "now", images / "before"
         with open(self._image, "wb") as file:
             file.truncate(self._kind.mib << 20)
         if self._kind.make:
-            self._run(*self._kind.make.split(), self._image)
-
-    @staticmethod
-    def _run(*command: str | Path) -> None:
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+            run(*self._kind.make.split(), self._image)
 
     def keep(self) -> None:
         """Remember what the drive holds, unmounted."""
-        self._run("cp", "--sparse=always", self._image, self._kept)
+        run("cp", "--sparse=always", self._image, self._kept)
 
     def restore(self) -> None:
-        self._run("cp", "--sparse=always", self._kept, self._image)
+        run("cp", "--sparse=always", self._kept, self._image)
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[Path]:
         kind = self._kind
-        self._run("mount", "-t", kind.name, "-o", kind.mount, self._image if kind.make else "tmpfs", self.path)
+        run("mount", "-t", kind.name, "-o", kind.mount, self._image if kind.make else "tmpfs", self.path)
         try:
             if kind.after:
-                self._run("sh", "-c", kind.after.format(self.path))
+                run("sh", "-c", kind.after.format(self.path))
             yield self.path / ("limited/data" if kind.after else "data")
         except BaseException:  # what holds a file open may be in its traceback
-            self._run("umount", "--lazy", self.path)
+            run("umount", "--lazy", self.path)
             raise
-        self._run("umount", self.path)
+        run("umount", self.path)
 
     @contextlib.contextmanager
     def filled(self, n_free: int) -> Iterator[None]:
@@ -108,11 +114,11 @@ class Drive:
             self.flush()
             shown = subprocess.run(["btrfs", "qgroup", "show", "--raw", self.path], check=True, capture_output=True, text=True)
             n_used = next(int(line.split()[1]) for line in shown.stdout.splitlines() if line.startswith(group))
-            self._run("btrfs", "qgroup", "limit", str(n_used + n_free), group, self.path)
+            run("btrfs", "qgroup", "limit", str(n_used + n_free), group, self.path)
             try:
                 yield
             finally:
-                self._run("btrfs", "qgroup", "limit", "none", group, self.path)
+                run("btrfs", "qgroup", "limit", "none", group, self.path)
             return
         ballast, n_bytes = self.path / "ballast", 0
         fd = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
