@@ -36,7 +36,7 @@ REPLACING |= {name for name in SCENARIOS if name.startswith("import ")}
 
 @dataclass(frozen=True)
 class Place:
-    """Where ``root`` lies while it is ``mounted``.
+    """A place that ``root`` is at while it is ``mounted``.
 
     ``refused``: what writing is refused with, if it is. ``replacing``: the same of what replaces a directory. ``is_read``: it may
     be read.
