@@ -152,7 +152,7 @@ def call_at(ready: Prepared, name: str, place: Place) -> bool:
                 raise BadStateError(f"{where}: {error!r}: it is neither as it was nor as it is to be")
             if left := leftovers(root, ready.template):
                 raise BadStateError(f"{where}: {error!r}: {left} is left")
-            if place.refused and ready.name.startswith("epoch"):
+            if place.refused and ready.name in ("epoch", "epoch by turns", "epoch streamed"):
                 epoch(root, run_dir=None)
     if error is not None and (error.errno != refused or not str(error.filename).startswith(str(root))):
         raise BadStateError(f"{where}: {error!r}") from error
