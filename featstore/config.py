@@ -7,6 +7,7 @@ import math
 import operator
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,7 @@ __all__ = [
     "check_integer",
     "check_place",
     "format_size",
+    "is_folder",
     "listed",
     "local_ranks",
     "memory_limit",
@@ -183,13 +185,21 @@ def user_path(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(text)
 
 
+def is_folder(path: str) -> bool:
+    """Tell whether there is a folder at ``path``; OSError if that may not be known, as below a folder of another user."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def check_place(what: str, path: str | os.PathLike[str]) -> None:
     """Check, before any work, that a file can be written to ``path``: OSError if its folder is not there or not writable."""
     name = os.fspath(path)
     folder = os.path.dirname(name) or "."
-    if os.path.isdir(name):
+    if is_folder(name):
         raise IsADirectoryError(errno.EISDIR, f"a directory in place of {what}", name)
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         raise FileNotFoundError(errno.ENOENT, f"the folder of {what} {name!r} is not there", folder)
     if not os.access(folder, os.W_OK):
         raise PermissionError(errno.EACCES, f"{what} {name!r} cannot be written", folder)

@@ -40,6 +40,7 @@ from featstore.pack.layout import Layout, LayoutOptions, find_layouts, layout_by
 from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
+from featstore.storage.calls import NO_SPACE
 from featstore.storage.writer import is_drive_full
 from featstore.strategies.options import LENGTH
 from featstore.strategies.packed import Packed
@@ -196,7 +197,7 @@ def _pack_dataset(
                 "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
             ) from None
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in NO_SPACE:
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # otherwise the layout exists, within the pack's limit
                 more = "make room" if is_drive_full(error) else "give more --disk, more --cache, or --policy frequency,"

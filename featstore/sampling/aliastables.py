@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from featstore._core import weighted as _core
 from featstore.config import format_size
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
-from featstore.sampling.orderedweights import spilled_bytes, weights_in_order
+from featstore.sampling.orderedweights import as_doubles, spilled_bytes, weights_in_order
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import RowLayout
 from featstore.storage.rundir import RunDirectory, free_share, runs_directory
@@ -102,7 +101,7 @@ class AliasTables:
         kind, numbers = self._kind, g.topology.edge_ids
         weights: Generator[npt.NDArray[Any], None, None]
         if numbers is None:
-            weights = (rows.reshape(-1).to(torch.float64).numpy() for _, rows in store.blocks())
+            weights = (as_doubles(rows) for _, rows in store.blocks())
         else:
             weights = weights_in_order(store, kind, numbers, self._runs.path, g.budget)
         end = kind.first_list + kind.n_lists

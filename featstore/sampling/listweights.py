@@ -22,6 +22,7 @@ from featstore.errors import BudgetError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables
+from featstore.sampling.orderedweights import as_doubles
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
 from featstore.storage.rundir import has_no_room
@@ -215,7 +216,7 @@ class ListWeights:
         columns = huge_array(kind.n_edges * COLUMN_BYTES).view(np.float64)[: kind.n_edges]
         if topology.edge_ids is None:
             for first, rows in of.store.blocks():
-                columns[first : first + len(rows)] = _as_doubles(rows)
+                columns[first : first + len(rows)] = as_doubles(rows)
         else:
             self._load_moved(of, columns)
         for begin in range(kind.first_list, kind.first_list + kind.n_lists, _PIECE):
@@ -231,7 +232,7 @@ class ListWeights:
         n_part = max(_PIECE, self._g.budget.available // 4 // (COLUMN_BYTES + of.store.row_bytes))
         buffer = np.empty(_PIECE, numbers.dtype)
         for first in range(0, kind.n_edges, n_part):
-            part = _as_doubles(of.store[first : first + n_part])
+            part = as_doubles(of.store[first : first + n_part])
             for begin, ids in numbers.pieces(kind.first_edge, kind.first_edge + kind.n_edges, buffer):
                 at = begin - kind.first_edge
                 _core.place_weights(part, kind.first_edge + first, ids, weights[at : at + len(ids)])
@@ -347,14 +348,10 @@ def _of_type(g: OutOfCoreGraph, name: str, kind: EdgeType) -> _OfType:
 def _check(of: _OfType) -> None:
     """Read all weights of a type of edges; ValueError names the first that is none."""
     for first, rows in of.store.blocks():
-        bad, n_zeros = _core.first_bad_weight(_as_doubles(rows))
+        bad, n_zeros = _core.first_bad_weight(as_doubles(rows))
         if bad >= 0:
             raise ValueError(
                 f"weight: edge {first + bad} has {float(rows.reshape(-1)[bad])} in edge feature {of.store.name!r}; weights are "
                 "finite and not negative"
             )
         of.all_positive &= not n_zeros
-
-
-def _as_doubles(rows: torch.Tensor) -> Doubles:
-    return rows.reshape(-1).to(torch.float64).numpy()

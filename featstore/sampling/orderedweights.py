@@ -16,7 +16,7 @@ from featstore.storage.spill import SpillFiles
 from featstore.topology.edgeids import EdgeIds
 from featstore.topology.types import EdgeType
 
-__all__ = ["spilled_bytes", "weights_in_order"]
+__all__ = ["as_doubles", "spilled_bytes", "weights_in_order"]
 
 _MEMORY_FRACTION = 1 / 2  # of what is left of the budget
 _IDS_A_PART = 256  # at once, so that files are opened 2/256 times an edge at most
@@ -24,6 +24,13 @@ _MOST_IDS = 1 << 22
 _BYTES_A_ROW = 32  # a part's weights: as they are read, converted, the rows themselves, and those of the part before
 _BYTES_AN_ID = 64  # an edge's number, its part, its place in a sort, its weight
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.bool)
+
+
+def as_doubles(rows: torch.Tensor) -> npt.NDArray[np.float64]:
+    """Convert rows of one number, of any dtype."""
+    found = np.empty(rows.numel(), np.float64)
+    torch.from_numpy(found).copy_(rows.reshape(-1))
+    return found
 
 
 def _dtype(store: FeatureStore) -> np.dtype[Any]:
@@ -77,10 +84,10 @@ def weights_in_order(
                 rows = _rows(store, part * n_rows, min(n, (part + 1) * n_rows), dtype)
                 if n_parts == 1:
                     for ids in _numbers(numbers, kind, n_ids):
-                        yield rows[ids]
+                        yield rows.take(ids)
                     return
                 for ids in ids_of_part[part].drain(n_ids):
-                    found[part].append(rows[ids - part * n_rows])
+                    found[part].append(rows.take(ids - part * n_rows))
             for ids in _numbers(numbers, kind, n_ids):
                 weights = np.empty(len(ids), dtype)
                 for part, at in _parts(ids, n_rows, n_parts):
@@ -89,8 +96,7 @@ def weights_in_order(
 
 
 def _rows(store: FeatureStore, first: int, stop: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    rows: npt.NDArray[Any] = store[first:stop].reshape(-1).to(torch.float64).numpy().astype(dtype)
-    return rows
+    return as_doubles(store[first:stop]).astype(dtype)
 
 
 def _numbers(numbers: EdgeIds, kind: EdgeType, n: int) -> Iterator[npt.NDArray[Any]]:

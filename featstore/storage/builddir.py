@@ -212,7 +212,7 @@ class BuildDirectory:
             if fd is None:
                 raise BusyError("another process or handle has locked the directory", self.target)
             self._fds.append((fd, self.target))
-            if not _renameat2(self.path, self.target, _RENAME_EXCHANGE):
+            if not self._exchange():
                 self._replace_in_two_steps()
             else:
                 self._confirm(lambda: _renameat2(self.path, self.target, _RENAME_EXCHANGE))
@@ -220,6 +220,16 @@ class BuildDirectory:
         self._is_committed = True
         with contextlib.suppress(OSError):  # the next builder or writer removes it
             self._forget_state()
+
+    def _exchange(self) -> bool:
+        """Exchange the directory and ``target``; return False where that is not possible in one step."""
+        try:
+            return _renameat2(self.path, self.target, _RENAME_EXCHANGE)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        text = "a directory in an overlay's lower layer, such as a container's image, cannot be replaced: remove it first"
+        raise OSError(errno.EXDEV, f"{os.strerror(errno.EXDEV)}: {text}, or give another path", self.target)
 
     def _forget_state(self) -> None:
         """Remove the state of a build that is complete: with it, the dataset would be resumed as a build once it is replaced."""

@@ -8,7 +8,6 @@ the error raised.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import xxhash
 from featstore._core.checksum import page_sums
 from featstore._core.descriptor import open_fd
 from featstore.errors import CommittedError, FormatError
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pwrite_all
+from featstore.storage.calls import NO_SPACE, close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pwrite_all
 from featstore.storage.direct import DirectWriter
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -42,8 +41,9 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 def is_drive_full(error: OSError) -> bool:
-    """Decide whether an error means that the drive is full (ENOSPC of the system), rather than the user's disk budget."""
-    return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
+    """Decide whether an error means that the drive is full, or the user's quota of it, rather than the user's disk budget."""
+    is_full = error.errno in NO_SPACE
+    return is_full and str(error.strerror).startswith(os.strerror(error.errno or 0))
 
 
 def free_bytes(path: str) -> int | None:

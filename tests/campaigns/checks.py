@@ -16,7 +16,7 @@ from typing import Any
 
 from featstore.creation import steps
 from featstore.errors import CommittedError, FeatstoreError
-from tests.campaigns.operations import ENDED, MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
+from tests.campaigns.operations import ENDED, FULL, MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
 
 __all__ = ["BadStateError", "Prepared", "numbered", "prepared", "report"]
 
@@ -205,11 +205,13 @@ def _other(found: Any, expected: Any) -> str:
 
 
 def lack_of(error: BaseException | None) -> str:
-    """Say whether a drive was full, memory was short, or Ctrl-C came."""
+    """Say whether a drive, or a quota of it, was full, memory was short, or Ctrl-C came."""
     if isinstance(error, MemoryError):
         return MEMORY
     if is_interrupt(error):
         return ENDED
+    if isinstance(error, OSError) and error.errno == errno.EDQUOT:
+        return FULL
     return errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 

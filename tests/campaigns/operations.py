@@ -6,11 +6,15 @@ way (a kill, a power cut, a failing call), and :class:`Prepared` says what is th
 
 from __future__ import annotations
 
+import functools
+import gc
 import hashlib
 import json
 import os
 import re
 import shutil
+import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +30,7 @@ from featstore.adapters.datasets import tables
 from featstore.adapters.datasets.tables import importer
 from featstore.idmaps.idmap import maps_of
 from featstore.idmaps.numbering import Room
+from featstore.sampling import listweights
 from featstore.sampling.batch import Block
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
@@ -146,6 +151,12 @@ def change(root: Path, name: str) -> None:
         elif name == "append":
             rows, y = appended()
             g.append_nodes(APPENDED, {"x": rows}, {"y": y}, progress=False)
+        elif name == "add data":
+            g.add_data("d", np.zeros(g.num_nodes, np.float32), progress=False)
+        elif name == "update data":
+            g.update_data("d", [1, 600], np.ones(2, np.float32), progress=False)
+        elif name == "remove data":
+            g.remove_data("d")
         else:
             g.features["z"].update(UPDATES[name][0], UPDATES[name][1], progress=False)
 
@@ -240,6 +251,47 @@ def epoch(root: Path, strategy: str = "superbatch", **options: Any) -> None:
         with make_loader(g, sampler, np.arange(0, 600, 2), 30, features="w", labels=None, **options) as loader:
             for batch in loader:
                 assert np.array_equal(batch.x.numpy(), rows_of_w()[batch.input_ids.numpy()])
+
+
+def weigh(root: Path, *, fit: bool) -> list[Any]:
+    """Load an epoch that draws by weights and return the draws.
+
+    The weights fit the memory, or their alias tables are in a run file, which goes with the sampler.
+    """
+    found = []
+    with pytest.MonkeyPatch.context() as patch, opened(root) as g, warnings.catch_warnings():
+        patch.setattr(listweights, "_KEPT_FRACTION", int(fit))
+        warnings.filterwarnings("ignore", "weight=.*each hop reads")  # where there is no room for the file
+        sampler = featstore.NeighborSampler(g, [3, 2], seed=1, weight="w")
+        options: dict[str, Any] = {"features": "x", "labels": None, "strategy": "ondemand"}
+        with make_loader(g, sampler, np.arange(0, 600, 2), 30, **options) as loader:
+            for batch in loader:
+                assert np.array_equal(batch.x.numpy(), arrays("old")[1][batch.input_ids.numpy()])
+                found.append(batch.input_ids.tolist())
+    return found
+
+
+@functools.cache
+def weighed() -> list[Any]:
+    """Draw the epoch by weights in memory, elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        of_edges(Path(folder))
+        return weigh(Path(folder), fit=True)
+
+
+def epoch_by_weight(root: Path) -> None:
+    expected = weighed()
+    try:
+        assert weigh(root, fit=False) == expected
+    except Exception as error:
+        each: BaseException | None = error
+        while each is not None:  # the frames have the sampler
+            each.with_traceback(None)
+            each = each.__context__
+        raise
+    finally:
+        if os.path.lexists(root / "g.runs"):  # as long as errors, and those that were handled, have frames
+            gc.collect()
 
 
 def read(root: Path) -> None:
@@ -471,6 +523,9 @@ SCENARIOS = {
     "update": Scenario(changed("add"), lambda root: change(root, "update")),
     "merge": Scenario(changed("add", "update"), lambda root: change(root, "merge")),
     "anew": Scenario(changed("add", "update", "merge"), lambda root: change(root, "anew")),
+    "add data": Scenario(an_old_dataset, lambda root: change(root, "add data")),
+    "update data": Scenario(changed("add data"), lambda root: change(root, "update data")),
+    "remove data": Scenario(changed("add data"), lambda root: change(root, "remove data")),
     "import": Scenario(a_folder, import_folder, resumes=(FULL, MEMORY, ENDED)),
     "import replace": Scenario(a_folder_and_an_old_dataset, import_folder, resumes=(FULL, MEMORY, ENDED)),
     "import tables": Scenario(tables_and_an_old_dataset, import_tables, resumes=(FULL, MEMORY, ENDED)),
@@ -487,6 +542,7 @@ SCENARIOS = {
     "epoch": Scenario(add_rows, epoch, commits=False),
     "epoch by turns": Scenario(add_rows, lambda root: epoch(root, "ginex"), commits=False),
     "epoch streamed": Scenario(add_rows, lambda root: epoch(root, "streamed"), commits=False),
+    "epoch by weight": Scenario(of_edges, epoch_by_weight, commits=False),
     "pack": Scenario(an_old_dataset, lambda root: pack(root, 1, False)),
     "pack again": Scenario(a_pack, lambda root: pack(root, 2, True)),
     "layout": Scenario(a_pack, layout, goes_on=True, resumes=(MEMORY, ENDED)),

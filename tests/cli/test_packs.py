@@ -433,10 +433,13 @@ def test_layouts_that_were_there_are_looked_at(data: Path, tmp_path: Path, capsy
 
 
 def test_a_drive_that_is_full(data, tmp_path, capsys, monkeypatch) -> None:
-    """It is said to be full, by how much where that is known; a larger --disk would not help."""
+    """It is said to be full, by how much where that is known, or the quota is; a larger --disk would not help."""
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_quota(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     pack = tmp_path / "pack"
     with monkeypatch.context() as patched:
@@ -451,4 +454,8 @@ def test_a_drive_that_is_full(data, tmp_path, capsys, monkeypatch) -> None:
         said = fails(capsys, "pack", data, tmp_path / "other", *FANOUTS)
     assert "samples: the drive is full (" in said
     assert "are free now)" in said
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", no_quota)
+        said = fails(capsys, "pack", data, pack, "--add-layout", *FANOUTS)
+    assert "Disk quota exceeded; the samples are kept: make room and ask again with --add-layout" in said
     run(capsys, "pack", data, pack, "--add-layout", *FANOUTS)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.adapters.datasets.arrays import Archive
-from featstore.config import check_at_least, user_path
+from featstore.config import check_at_least, is_folder, user_path
 from featstore.creation.typed import nodes_of_type
 from featstore.errors import FormatError
 from featstore.topology.types import EdgeKey
@@ -37,9 +37,9 @@ PICKLED: Final = "reading a file of torch.save can run code that it holds, so it
 def open_folder(folder: str | os.PathLike[str], inside: str, example: str) -> str:
     """Get a folder's path; FormatError, with an example, unless ``inside`` is in it."""
     path = user_path(folder)
-    if not os.path.isdir(path):
+    if not is_folder(path):
         raise FileNotFoundError(2, os.strerror(2), path)
-    if not os.path.isdir(os.path.join(path, inside)):
+    if not is_folder(os.path.join(path, inside)):
         raise FormatError(
             f"{path}: there is no folder {inside!r} in it; give the folder of one data set, such as {example}", path
         )

@@ -21,6 +21,7 @@ from featstore.adapters.datasets.folders import (
 from featstore.adapters.datasets.report import Report
 from featstore.adapters.datasets.sources import ImportSource, register
 from featstore.adapters.datasets.writing import FoundEdges, FoundNodes, Gaps, write
+from featstore.config import is_folder
 from featstore.creation.options import CreateOptions
 from featstore.errors import FormatError
 from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey
@@ -184,7 +185,7 @@ def _add_csv_nodes(nodes: FoundNodes, folder: str, dtype: str | None) -> None:
 
 def _fields(folder: str, of: str) -> Iterable[tuple[str, str]]:
     """Find the files of fields of nodes or edges, with their names: ``node-feat.csv.gz``, ``node_year.csv.gz``."""
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         return
     for file in sorted(os.listdir(folder)):
         stem = file.removesuffix(".csv.gz")
@@ -307,7 +308,7 @@ def _chosen(path: str, nodes: dict[str, FoundNodes]) -> list[str]:
 def _add_splits(root: str, name: str | None, nodes: dict[str, FoundNodes]) -> list[str]:
     """Add the splits to the nodes; return notes."""
     folder = os.path.join(root, "split")
-    there = sorted(each.name for each in os.scandir(folder) if each.is_dir()) if os.path.isdir(folder) else []
+    there = sorted(each.name for each in os.scandir(folder) if each.is_dir()) if is_folder(folder) else []
     if name is None and not there:
         return [f"there is no split in {folder}"]
     if name is None and len(there) > 1:

@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from featstore.adapters.datasets.arrays import check_memory
 from featstore.adapters.datasets.csvfiles import column_of, errno_of, explained
-from featstore.config import format_size, listed, user_path
+from featstore.config import format_size, is_folder, listed, user_path
 from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import naming
 
@@ -86,7 +86,7 @@ def find_files(given: Any, argument: str) -> list[str]:
     """
     if isinstance(given, (str, os.PathLike)):
         path = user_path(given)
-        if os.path.isdir(path):
+        if is_folder(path):
             entries = sorted(entry.path for entry in os.scandir(path) if entry.is_file())
             found = [each for each in entries if _format_of(each) is not None]
             if not found:
