@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core import weighted as _core
 from featstore.config import format_size
+from featstore.errors import CorruptionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.orderedweights import as_doubles, spilled_bytes, weights_in_order
@@ -25,7 +26,7 @@ from featstore.topology.types import EdgeType
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["COLUMN_BYTES", "AliasTables"]
+__all__ = ["COLUMN_BYTES", "AliasTables", "checked_before"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -33,6 +34,17 @@ COLUMN_BYTES = 8
 _DISK_FRACTION = 1 / 2  # of the free disk
 _WRITE_BYTES = 1 << 18  # of the writer's two buffers
 _LISTS, _EDGES = 1 << 16, 1 << 15  # at once, but for a longer list
+
+
+@contextmanager
+def checked_before(store: FeatureStore) -> Iterator[None]:
+    """Raise CorruptionError in place of ValueError, for weights that were none of these when they were checked."""
+    try:
+        yield
+    except ValueError as error:
+        raise CorruptionError(
+            f"edge feature {store.name!r}: {error}, and was not when it was checked", store.source.path
+        ) from error
 
 
 class AliasTables:
@@ -114,9 +126,16 @@ class AliasTables:
                     stop = max(begin + 1, int(np.searchsorted(offsets, offsets[begin] + _EDGES, "right")) - 1)
                     columns = buffer[: int(offsets[stop] - offsets[begin])]
                     source.fill(columns)
-                    _core.make_columns(columns, offsets[begin : stop + 1] - offsets[begin])
+                    with checked_before(store):
+                        _core.make_columns(columns, offsets[begin : stop + 1] - offsets[begin])
                     yield columns
                     begin = stop
+
+    def damage(self) -> CorruptionError:
+        """Make the error of a column that names no edge of its list, which is found with ``verify="off"``, too."""
+        return CorruptionError(
+            "an alias table of weights names edges that its list has not: make the sampler again", self._file.path
+        )
 
     def read(self, positions: npt.NDArray[np.int64], pool: BufferPool) -> Doubles:
         """Read the columns of stored edges; ``positions`` are overwritten."""

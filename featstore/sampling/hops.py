@@ -104,7 +104,7 @@ class HopSampler(CheckedSampler):
 
     @property
     def weights_bytes(self) -> int:
-        """Memory to read the weights of the longest list; 0 without weights, and if they are in memory."""
+        """Memory to read what a hop draws by; 0 without weights, and if they are in memory."""
         return 0
 
     def stats(self) -> Stats:

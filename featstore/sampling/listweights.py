@@ -21,7 +21,7 @@ from featstore.config import listed
 from featstore.errors import BudgetError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
-from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables
+from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables, checked_before
 from featstore.sampling.orderedweights import as_doubles
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
@@ -122,26 +122,34 @@ class ListWeights:
         """Get the weights that another sampler of the graph has, unless they were changed since, or make them."""
         if not isinstance(name, str):
             raise TypeError(f"weight is the name of an edge feature, not {name!r}")
-        with _MAKING:
-            found = _SHARED.get((id(g), name, tuple(keys)))
-            if found is None or found._g is not g or not all(each.is_current(g, name) for each in found._of_types):
-                found = cls(g, name, keys)
-                _SHARED[id(g), name, tuple(keys)] = found
-            return found
+        key = id(g), name, tuple(keys)
+        found = _SHARED.get(key)
+        if found is None or not found._serves(g):
+            with _MAKING:
+                found = _SHARED.get(key)
+                if found is None or not found._serves(g):
+                    found = _SHARED[key] = cls(g, name, keys)
+        return found
+
+    def _serves(self, g: OutOfCoreGraph) -> bool:
+        """Tell whether new samplers of a graph draw by these weights: of its features as they are, in this process."""
+        is_current = self._g is g and all(each.is_current(g, self.name) for each in self._of_types)
+        return is_current and (self.in_memory or bool(self._tables) or self._pid == os.getpid())
 
     @property
     def in_memory(self) -> bool:
         """Whether the weights are in memory."""
         return self._kept is not None
 
-    @property
-    def read_bytes(self) -> int:
+    def read_bytes(self, disjoint: bool) -> int:
         """Memory to read a turn of lists, and those that lack columns, or a longer list; 0 if the weights are in memory."""
         if self.in_memory:
             return 0
-        n_edges = max(each.kind.n_edges for each in self._of_types)
+        # A disjoint batch may have each list many times.
+        n_edges = _MOST if disjoint else max(each.kind.n_edges for each in self._of_types)
         most = self._most
-        return _BYTES_AN_EDGE * (min(n_edges, max(most, self._g.topology.largest_degree)) + min(n_edges, most))
+        whole = min(n_edges, max(most, self._g.topology.largest_degree))
+        return _BYTES_AN_EDGE * (whole + (min(n_edges, most) if self._tables or self._may_make else 0))
 
     @property
     def _most(self) -> int:
@@ -191,7 +199,17 @@ class ListWeights:
 
         Draws read weights of whole lists meanwhile, and in a process that was forked before.
         """
-        if not self._may_make or self._pid != os.getpid() or not self._making.acquire(blocking=False):
+        if not self._may_make or self.in_memory:
+            return
+        if self._pid != os.getpid():
+            self._may_make = False
+            warn(
+                f"weight={self.name!r}: the weights do not fit the memory, and this process was forked before their alias tables "
+                "were made, so each hop reads the weights of whole lists, which is much slower: make the sampler in this process",
+                FeatstoreWarning,
+            )
+            return
+        if not self._making.acquire(blocking=False):
             return
         try:
             for at, each in enumerate(self._of_types if self._may_make else ()):
@@ -204,7 +222,7 @@ class ListWeights:
             self._may_make = False
             warn(
                 f"weight={self.name!r}: the weights do not fit the memory, and there is no room for their alias tables, so each "
-                f"hop reads the weights of whole lists, which is up to 200 times slower: {error}",
+                f"hop reads the weights of whole lists, which is much slower: {error}",
                 FeatstoreWarning,
             )
         finally:
@@ -221,7 +239,8 @@ class ListWeights:
             self._load_moved(of, columns)
         for begin in range(kind.first_list, kind.first_list + kind.n_lists, _PIECE):
             stop = min(begin + _PIECE, kind.first_list + kind.n_lists)
-            too_long = _core.make_columns(columns, topology.offsets_between(begin, stop) - kind.first_edge)
+            with checked_before(of.store):
+                too_long = _core.make_columns(columns, topology.offsets_between(begin, stop) - kind.first_edge)
             assert too_long < 0, "no list is longer than LONGEST, as the constructor checked"
         return columns
 
@@ -273,30 +292,39 @@ class ListWeights:
         begin = n_edges = n_missing = 0
         may_skip = of.all_positive and not replace
         while begin < n_dst:
-            options = hops, begin, n_dst, fanout, replace, key, may_skip, starts, most, first
-            stop, n = _core.turn(*options, EMPTY, n_trials)
-            columns = _NO_WEIGHTS
+            turn = hops, begin, n_dst, fanout, replace, key, may_skip, starts, most, first
+            stop, n = _core.turn(*turn, EMPTY, n_trials)
+            columns = here = _NO_WEIGHTS  # those of the turn before are free
             if n:
                 positions = pool.array((n,), np.int64)
-                _core.turn(*options, positions, n_trials)
+                _core.turn(*turn, positions, n_trials)
                 if tables is None:
                     columns = self._read(of, positions, topology, pool)
-                    _core.make_columns_of(hops, begin, stop, first, columns)
+                    with checked_before(of.store):
+                        _core.make_columns_of(hops, begin, stop, first, columns)
                 else:
                     columns = tables.read(positions, pool)
-            if n and tables is not None and n_trials:
-                whole = hops, begin, stop, fanout, replace, key, columns, first, most, n_trials
-                stop, n_more = _core.lacking(*whole)
-                if n_more:
+                    if _core.first_bad_column(hops, begin, stop, columns, first, n_trials) >= 0:
+                        raise tables.damage()
+                del positions
+            while begin < stop:  # as many at a time as there is room for, if their trials do not suffice
+                until, n_more = stop, 0
+                if n_trials and n:
+                    chosen = hops, begin, stop, fanout, replace, key
+                    until, n_more = _core.lacking(*chosen, columns, first, most, n_trials)
+                here = columns
+                if tables is not None and n_more:
                     positions = pool.array((n_more,), np.int64)
-                    _core.place_lacking(hops, begin, stop, n, starts, first, positions)
-                    both = pool.array((n + n_more,), np.float64)
-                    both[:n], both[n:] = columns, tables.read(positions, pool)
-                    columns = both
-            drawn = hops, begin, stop, fanout, replace, key, columns, first, *arrays, n_edges, words, n_trials
-            n_edges, more = _core.draw(*drawn)
-            n_missing += more
-            begin = stop
+                    _core.place_lacking(hops, begin, until, n, starts, first, positions)
+                    here = pool.array((n + n_more,), np.float64)
+                    here[:n], here[n:] = columns, tables.read(positions, pool)
+                    del positions
+                    if _core.first_bad_column(hops, begin, until, here, first, n_trials, n) >= 0:
+                        raise tables.damage()
+                chosen = hops, begin, until, fanout, replace, key
+                n_edges, more = _core.draw(*chosen, here, first, *arrays, n_edges, words, n_trials)
+                n_missing += more
+                begin = until
         return src[:n_edges], dst[:n_edges], n_missing
 
     def _type_of(self, lists: ListsOfType, topology: Topology) -> int:

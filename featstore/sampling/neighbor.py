@@ -80,10 +80,10 @@ class NeighborSampler(FanoutSampler):
 
     Making a sampler with ``weight`` reads the feature once, to check it. The weights stay in memory if they take at most half of
     what is left of the budget (:class:`~featstore.sampling.listweights.ListWeights`), once for all samplers of the graph. Long
-    lists then cost little more than short ones. Otherwise the weights of whole lists are read for each hop. If edges were not
-    given sorted by destination and source, a run file gets the weights in that order first, 4 or 8 bytes an edge (three
-    times that while it is made), and is removed with the last of the samplers. A FeatstoreWarning says so where disk or memory
-    does not suffice for it, and weights are then read at random.
+    lists then cost little more than short ones. Otherwise a run file beside the dataset gets their alias tables, 8 bytes an edge
+    (8 to 16 more while it is made, if edges were not given sorted by destination and source), and is removed with the last of
+    the samplers; each hop reads short lists' tables, and of long ones the few entries that draws look at. A FeatstoreWarning
+    says so where disk or memory does not suffice for the file, and the weights of whole lists are then read.
 
     References
     ----------
@@ -116,7 +116,7 @@ class NeighborSampler(FanoutSampler):
     @property
     def weights_bytes(self) -> int:
         """See :class:`~featstore.sampling.hops.HopSampler`."""
-        return 0 if self._weights is None else self._weights.read_bytes
+        return 0 if self._weights is None else self._weights.read_bytes(self.disjoint)
 
     def __repr__(self) -> str:
         more = ", redraw=False" * (not self.redraw) + ", edges=True" * self.edges + ", disjoint=True" * self.disjoint

@@ -91,8 +91,9 @@ def remove_file(path: str) -> bool:
     return True
 
 
-# Errors of a place that has no room for run files, or can have none: its path is too long, or is a file's, or leads through one.
-_NO_ROOM = CANNOT_CHANGE | NO_SPACE | {errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR}
+# Errors of a place that has no room for run files, or can have none: its path is too long, or is a file's, or leads through one;
+# or files of that length.
+_NO_ROOM = CANNOT_CHANGE | NO_SPACE | {errno.EFBIG, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR}
 
 
 def has_no_room(error: OSError) -> bool:

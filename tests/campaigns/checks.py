@@ -176,7 +176,7 @@ class Prepared:
                 what = _other(state(self.root), self.new)
                 raise BadStateError(f"{self.name}: {where}: the next call makes something else: {what}")
         sweep_as_a_writer(self.root)
-        left = leftovers(self.root, self.root)
+        left = {each for each in leftovers(self.root, self.root) if not is_empty_runs(self.root / each)}
         if is_new and self.scenario.commits:  # what a builder left is swept by the next one, with the stripes that it links to
             left = {each for each in left - self._linked() if ".tmp-" not in each}
         if left:
@@ -186,6 +186,11 @@ class Prepared:
     def _linked(self) -> set[str]:
         """List the stripes of builds that the next builder sweeps."""
         return {each.name for each in self.root.glob("*.tmp-*/featstore-stripe-*")}
+
+
+def is_empty_runs(path: Path) -> bool:
+    """Tell whether a directory of run files is empty, as a kill between its mark's removal and its own leaves it."""
+    return (path.suffix == ".runs" or path.name == "runs") and not any(path.iterdir())
 
 
 def prepared(folder: str | os.PathLike[str], name: str) -> Prepared:

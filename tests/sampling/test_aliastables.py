@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import featstore
 from featstore import NeighborSampler
 from featstore._core import weighted as core
 from featstore.errors import BudgetError, CorruptionError, FeatstoreWarning
-from featstore.sampling import aliastables
+from featstore.sampling import aliastables, listweights
 from featstore.sampling.aliastables import AliasTables
 from tests.sampling.test_neighbor import same
 from tests.sampling.test_orderedweights import ONE, N, create
@@ -150,6 +151,52 @@ def test_a_failing_drive_and_damaged_numbers_are_errors(tmp_path: Path, monkeypa
             tables(g)
 
 
+@pytest.mark.parametrize("verify", ["off", "always"])
+def test_a_damaged_table_is_an_error_whatever_is_verified(tmp_path: Path, verify: Any) -> None:
+    create(tmp_path / "g", 30_000, 6)
+    with featstore.open(tmp_path / "g", memory="32MiB", verify=verify) as g:
+        for replace in (False, True):
+            for fanout in (3, 70):
+                sampler = NeighborSampler(g, [fanout], weight="w", replace=replace)
+                sampler._weights._give_back(0)
+                sampler.sample(torch.arange(N))
+                (file,) = (each for each in tmp_path.glob("g.runs/*/columns"))
+                whole = file.read_bytes()
+                for other in (2**31 - 7, -(2**31), 600, ~600, 16_000):
+                    damaged = np.frombuffer(whole, np.uint8).copy()
+                    damaged.view("<i4")[1::2] = other
+                    file.write_bytes(damaged)
+                    with pytest.raises(CorruptionError, match=r"g\.runs/.*columns"):
+                        sampler.sample(torch.arange(N))
+                file.write_bytes(whole)
+                sampler.sample(torch.arange(N))
+                del sampler
+                gc.collect()
+
+
+def test_weights_that_were_checked_and_are_none_are_damage(tmp_path: Path, monkeypatch: Any) -> None:
+    create(tmp_path / "g", 3000, 6)
+    with featstore.open(tmp_path / "g", memory="32MiB", verify="off") as g:
+        monkeypatch.setattr(listweights, "_check", lambda of: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(listweights, "as_doubles", lambda rows: np.full(rows.numel(), np.nan))
+            with pytest.raises(CorruptionError, match="'w': a weight of list 0 is negative, infinite or NaN, and was not when"):
+                NeighborSampler(g, [3], weight="w")
+        sampler = sampler_of(g)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(aliastables, "weights_in_order", lambda *_: (each for each in [np.full(3000, -1.0)]))
+            with pytest.raises(CorruptionError, match="'w': a weight of list 0 is"):
+                sampler.sample(torch.arange(9))
+        assert not runs(tmp_path / "g")
+        sampler._weights._may_make = False
+        rows = np.full((3000, 1), np.inf, np.float32)
+        monkeypatch.setattr(
+            type(sampler._weights._of_types[0].store), "gather", lambda _, ids: torch.from_numpy(rows[: len(ids)])
+        )
+        with pytest.raises(CorruptionError, match=r"'w': a weight of list \d+ is negative, infinite or NaN.*edge.w.1"):
+            sampler.sample(torch.arange(9))
+
+
 def test_threads_that_draw_meanwhile_do_not_wait(tmp_path: Path, monkeypatch: Any) -> None:
     create(tmp_path / "g", 3000, 7)
     with featstore.open(tmp_path / "g", memory="32MiB") as g:
@@ -185,7 +232,15 @@ def in_a_fork(path: str) -> None:
             if not child:
                 right = False
                 try:
-                    right = same(sampler.sample(torch.arange(9)), expected) and bool(sampler._weights._tables) == made_before
+                    with warnings.catch_warnings(record=True) as said:
+                        warnings.simplefilter("always")
+                        right = same(sampler.sample(torch.arange(9)), expected) and bool(sampler._weights._tables) == made_before
+                        right &= ["forked before their alias tables" in str(each.message) for each in said] == [True] * (
+                            not made_before
+                        )
+                        other = sampler_of(g)  # which shares tables that are there, and makes its own else
+                        right &= (other._weights is sampler._weights) == made_before
+                        right &= same(other.sample(torch.arange(9)), expected) and bool(other._weights._tables)
                 finally:
                     os._exit(0 if right else 1)
             assert os.waitpid(child, 0)[1] == 0

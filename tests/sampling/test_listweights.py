@@ -332,6 +332,34 @@ def test_lists_longer_than_a_turn_and_weights_in_parts(
         assert same(sampler.sample(torch.arange(N)), expected)
 
 
+def test_columns_are_read_once_though_many_lists_lack_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, n, degree = np.random.default_rng(5), 300, 200
+    edges = np.stack([np.tile(np.arange(degree), n), np.repeat(np.arange(n), degree)])
+    w = {"w": rng.pareto(0.5, n * degree) + 1}
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, n, edge_features=w, progress=False).close()
+    for name in ("_LEAST", "_MOST"):
+        monkeypatch.setattr(listweights, name, 3000)
+    with featstore.open(tmp_path / "g", memory="64MiB", threads=1) as g:
+        sampler = NeighborSampler(g, [10], weight="w")
+        expected = sampler.sample(torch.arange(n))
+        not_in_memory(sampler)
+        sampler.sample(torch.arange(1))
+        assert sampler._weights is not None
+        (tables,) = sampler._weights._tables.values()
+        read, counts = tables.read, list[int]()
+
+        def counting(positions: Any, pool: Any) -> Any:
+            counts.append(len(positions))
+            return read(positions, pool)
+
+        monkeypatch.setattr(tables, "read", counting)
+        assert same(sampler.sample(torch.arange(n)), expected)
+        n_trials = listweights._core.sparse_trials(10, False)
+        assert (sum(counts) - n * n_trials) % degree == 0
+        assert n * n_trials + 50 * degree < sum(counts) <= n * (n_trials + degree)
+        assert max(counts) <= 3000
+
+
 def test_several_types(tmp_path: Path) -> None:
     graph = academic(papers=300)
     rng = np.random.default_rng(0)

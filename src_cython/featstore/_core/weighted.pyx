@@ -38,7 +38,8 @@ cdef extern from "kernels/weighted.h" nogil:
     int fs_lacks(const fs_weighted *, int64_t) noexcept
     int64_t fs_first_bad_weight(const double *, int64_t, int64_t *) noexcept
     void fs_place_weights(const double *, int64_t, int64_t, const void *, int, int64_t, double *) noexcept
-    void fs_make_columns(double *, int64_t) noexcept
+    int fs_make_columns(double *, int64_t) noexcept
+    int64_t fs_first_bad_column(const fs_column *, int64_t, int64_t) noexcept
 
 
 # Edges that a list with weights may have.
@@ -293,8 +294,13 @@ def make_columns(double[::1] weights not None, const int64_t[::1] offsets not No
     -------
     int
         The first list that is longer than ``LONGEST``, from which on nothing is made; or -1.
+
+    Raises
+    ------
+    ValueError
+        A weight is none.
     """
-    cdef int64_t n = offsets.shape[0] - 1, i, bad = -1
+    cdef int64_t n = offsets.shape[0] - 1, i, bad = -1, damaged = -1
     cdef bint is_bad = False
     if n < 1:
         return -1
@@ -309,15 +315,21 @@ def make_columns(double[::1] weights not None, const int64_t[::1] offsets not No
                 if offsets[i + 1] - offsets[i] > FS_LONGEST:
                     bad = i
                     break
-                if offsets[i + 1] > offsets[i]:
-                    fs_make_columns(&weights[offsets[i]], offsets[i + 1] - offsets[i])
+                if offsets[i + 1] > offsets[i] and fs_make_columns(&weights[offsets[i]], offsets[i + 1] - offsets[i]):
+                    damaged = i
+                    break
+    if damaged >= 0:
+        raise ValueError(f"a weight of list {damaged} is negative, infinite or NaN")
     return bad
 
 
 def make_columns_of(Hops hops not None, int64_t begin, int64_t end, const int64_t[::1] first not None,
                     double[::1] weights not None):
-    """Make columns in the place of the weights of lists ``begin … end - 1`` of a hop, as :func:`turn` has placed them."""
-    cdef int64_t i, n = weights.shape[0]
+    """Make columns in the place of the weights of lists ``begin … end - 1`` of a hop, as :func:`turn` has placed them.
+
+    ValueError for a weight that is negative, infinite or NaN.
+    """
+    cdef int64_t i, n = weights.shape[0], damaged = -1
     cdef bint is_bad = False
     if begin < 0 or end > hops._n_lists() or first.shape[0] < end:
         raise ValueError("more destinations than lists, or than their first columns")
@@ -328,7 +340,46 @@ def make_columns_of(Hops hops not None, int64_t begin, int64_t end, const int64_
             if first[i] > n - hops.hop.degree[i] or hops.hop.degree[i] > FS_LONGEST:
                 is_bad = True
                 break
-            if hops.hop.degree[i]:
-                fs_make_columns(&weights[first[i]], hops.hop.degree[i])
+            if hops.hop.degree[i] and fs_make_columns(&weights[first[i]], hops.hop.degree[i]):
+                damaged = i
+                break
     if is_bad:
         raise ValueError(f"the weights of list {i} are not there")
+    if damaged >= 0:
+        raise ValueError(f"a weight of list {damaged} is negative, infinite or NaN")
+
+
+def first_bad_column(Hops hops not None, int64_t begin, int64_t end, const double[::1] columns not None,
+                     const int64_t[::1] first not None, int64_t n_trials, int64_t least=0):
+    """Check that columns which were read name edges of their lists, as draws take it for granted.
+
+    Parameters
+    ----------
+    hops, begin, end, columns, first, n_trials
+        As for :func:`draw`.
+    least : int
+        Columns before this one were checked.
+
+    Returns
+    -------
+    int
+        The index of the first that does not, or -1.
+    """
+    cdef int64_t i, at, degree, n, n_columns = columns.shape[0], bad = -1
+    if begin < 0 or end > hops._n_lists() or first.shape[0] < end or least < 0 or n_trials < 0:
+        raise ValueError("more destinations than lists, or than their first columns")
+    with nogil:
+        for i in range(begin, end):
+            at = first[i] if first[i] >= -1 else FS_SPARSE - first[i]
+            degree = hops.hop.degree[i]
+            n = n_trials if first[i] <= FS_SPARSE else degree
+            if at < least or not n:
+                continue
+            if at > n_columns - n:
+                bad = n_columns
+                break
+            bad = fs_first_bad_column(<const fs_column *>&columns[at], n, degree)
+            if bad >= 0:
+                bad += at
+                break
+    return bad

@@ -550,15 +550,26 @@ FS_INLINE int64_t fs_next_heavy(const double *shares, int64_t j, int64_t n)
     return j;
 }
 
-void fs_make_columns(double *weights, int64_t n)
+int64_t fs_first_bad_column(const fs_column *columns, int64_t n, int64_t degree)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (FS_RARE((columns[i].other ^ (columns[i].other >> 31)) >= degree))
+            return i;
+    return -1;
+}
+
+int fs_make_columns(double *weights, int64_t n)
 {
     double most = 0, total = 0;
+    int64_t zeros;
+    if (fs_first_bad_weight(weights, n, &zeros) >= 0)
+        return -1;
     for (int64_t i = 0; i < n; i++)
         most = weights[i] > most ? weights[i] : most;
     if (!(most > 0)) {
         for (int64_t i = 0; i < n; i++)
             fs_put_column(&weights[i], 0, i);
-        return;
+        return 0;
     }
     for (int64_t i = 0; i < n; i++)
         total += weights[i] / most; /* a sum of weights might be infinite */
@@ -587,4 +598,5 @@ void fs_make_columns(double *weights, int64_t n)
     }
     for (; i < n; i = fs_next_light(weights, i + 1, n)) /* by rounding they are not quite 1 */
         fs_put_column(&weights[i], weights[i] > 0, last);
+    return 0;
 }

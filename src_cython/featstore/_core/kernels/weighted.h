@@ -80,7 +80,10 @@ int64_t fs_first_bad_weight(const double *weights, int64_t n, int64_t *zeros);
 /* Put the weights of edges first … first + n - 1, by number, where they belong: out[i] is that of edge ids[i]. */
 void fs_place_weights(const double *weights, int64_t first, int64_t n, const void *ids, int wide, int64_t n_ids, double *out);
 
-/* Make the table of a list of at most FS_LONGEST edges in the place of its weights. */
-void fs_make_columns(double *weights, int64_t n);
+/* Make the table of a list of at most FS_LONGEST edges in the place of its weights; -1 if one is negative, infinite or no number. */
+int fs_make_columns(double *weights, int64_t n);
+
+/* First of n columns that names no edge of a list, or -1. */
+int64_t fs_first_bad_column(const fs_column *columns, int64_t n, int64_t degree);
 
 #endif
