@@ -25,9 +25,9 @@ import torch
 from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, sort_targets
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import huge_array
+from featstore.gather.fileturns import FileTurns
 from featstore.graph.neighbors.neighborcache import NeighborCache
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler
 from featstore.sampling.listaccess import MAX_DRAWN, ListAccess, Run
 from featstore.sampling.logs import SpillingLogs, least_log_bytes

@@ -169,8 +169,11 @@ static void weighted(input *in)
     fs_place_weights(weights, first, n, ids, wide, n_ids, placed);
     free(placed);
     free(ids);
-    if (n && fs_first_bad_weight(weights, n, &zeros) < 0) {
-        fs_make_columns(weights, n);
+    const int64_t bad = n ? fs_first_bad_weight(weights, n, &zeros) : 0;
+    REQUIRE(!n || bad >= 0 || !fs_make_columns(weights, n));
+    if (n && bad >= 0)
+        REQUIRE(fs_make_columns(weights, n) < 0); /* which is left as it was, and may name any edges as columns */
+    if (n && bad < 0) {
         const fs_column *columns = (const fs_column *)weights;
         for (int64_t i = 0; i < n; i++) {
             const int64_t other = columns[i].other < 0 ? ~(int64_t)columns[i].other : columns[i].other;
@@ -178,10 +181,21 @@ static void weighted(input *in)
         }
         const int64_t list = 3, place = 0, begin = 0, most = fanout < 0 || fanout > n ? (fanout > n ? fanout : n) : fanout;
         int64_t *drawn[3] = {NULL, NULL, NULL}, n_drawn = 0;
+        REQUIRE(fs_first_bad_column(columns, n, n) < 0);
+        /* Of the second hop the columns of its first trials alone are there. */
+        const int64_t n_trials = fs_sparse_trials(fanout, replace), sparse = FS_SPARSE;
+        int64_t *numbers = room(n_trials + 1, 8);
+        fs_column *few = room(n_trials + 1, sizeof *few);
+        fs_try_columns(key, list, n, n_trials, numbers);
+        for (int64_t t = 0; t < n_trials; t++) {
+            REQUIRE(0 <= numbers[t] && numbers[t] < n);
+            few[t] = columns[numbers[t]];
+        }
         for (int level = 0; level <= fs_vectors(2); level++) {
             int64_t *dst = room(most + 1, 8), *scratch = room(most + 1, 8);
             drawn[level] = room(most + 1, 8);
-            fs_weighted hop = {columns, &list, &place, &n, &begin, fanout, key, replace, drawn[level], dst, scratch, 0, 0};
+            fs_weighted hop = {.columns = columns, .lists = &list, .place = &place, .degree = &n, .first = &begin, .fanout = fanout,
+                               .key = key, .replace = replace, .src = drawn[level], .dst = dst, .scratch = scratch};
             fs_choose_draw_weighted(level)(&hop, 0, 1);
             REQUIRE(hop.n_edges <= most && hop.n_missing == 0);
             REQUIRE(!level || (hop.n_edges == n_drawn && !memcmp(drawn[0], drawn[level], (size_t)n_drawn * 8)));
@@ -190,11 +204,23 @@ static void weighted(input *in)
                 REQUIRE(0 <= drawn[level][i] && drawn[level][i] < n);
                 REQUIRE(!i || drawn[level][i - 1] + !replace <= drawn[level][i]);
             }
+            if (n_trials && (replace || n > fanout)) {
+                fs_weighted other = {.columns = few, .lists = &list, .place = &place, .degree = &n, .first = &sparse,
+                                     .n_trials = n_trials, .fanout = fanout, .key = key, .replace = replace, .src = room(most + 1, 8),
+                                     .dst = dst};
+                if (!fs_lacks(&other, 0)) {
+                    fs_choose_draw_weighted(level)(&other, 0, 1);
+                    REQUIRE(other.n_edges == n_drawn && !memcmp(drawn[level], other.src, (size_t)n_drawn * 8));
+                }
+                free(other.src);
+            }
             free(dst);
             free(scratch);
         }
         for (int level = 0; level < 3; level++)
             free(drawn[level]);
+        free(numbers);
+        free(few);
     }
     free(weights);
 }

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import CorruptionError, FormatError
+from featstore.gather.fileturns import FileTurns
 from featstore.sampling import window
-from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.window import EpochWindow
 from featstore.storage import stripedrows
 from featstore.storage.rowfile import RowFile
