@@ -106,15 +106,20 @@ class Drive:
             raise
         run("umount", self.path)
 
+    def _quota_used(self, group: str) -> int:
+        """Ask the file system for the bytes that count towards a quota."""
+        shown = subprocess.run(["btrfs", "qgroup", "show", "--raw", self.path], check=True, capture_output=True, text=True)
+        return next(int(line.split()[1]) for line in shown.stdout.splitlines() if line.startswith(group))
+
     @contextlib.contextmanager
     def filled(self, n_free: int) -> Iterator[None]:
         """Leave ``n_free`` bytes within the context: a file takes all others, or the quota ends there."""
         if self._kind.after:
             group = "0/256"  # of the first volume within it; whoever is beyond its own limit cannot change that
             self.flush()
-            shown = subprocess.run(["btrfs", "qgroup", "show", "--raw", self.path], check=True, capture_output=True, text=True)
-            n_used = next(int(line.split()[1]) for line in shown.stdout.splitlines() if line.startswith(group))
-            run("btrfs", "qgroup", "limit", str(n_used + n_free), group, self.path)
+            if self._quota_used(group) >= 1 << 63:  # files that are removed may be counted below zero
+                run("btrfs", "quota", "rescan", "-w", self.path)
+            run("btrfs", "qgroup", "limit", str(self._quota_used(group) + n_free), group, self.path)
             try:
                 yield
             finally:
