@@ -189,7 +189,7 @@ def is_folder(path: str) -> bool:
     """Tell whether there is a folder at ``path``; OSError if that may not be known, as below a folder of another user."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL
         return False
 
 

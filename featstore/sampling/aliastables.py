@@ -38,13 +38,12 @@ _LISTS, _EDGES = 1 << 16, 1 << 15  # at once, but for a longer list
 
 @contextmanager
 def checked_before(store: FeatureStore) -> Iterator[None]:
-    """Raise CorruptionError in place of ValueError, for weights that were none of these when they were checked."""
+    """Raise CorruptionError for weights that turn out to be none, as they were good when they were checked."""
     try:
         yield
-    except ValueError as error:
-        raise CorruptionError(
-            f"edge feature {store.name!r}: {error}, and was not when it was checked", store.source.path
-        ) from error
+    except ArithmeticError as error:
+        text = f"edge feature {store.name!r}: {error}, and was not when it was checked"
+        raise CorruptionError(text, store.source.path) from None
 
 
 class AliasTables:

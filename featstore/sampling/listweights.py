@@ -18,7 +18,7 @@ import torch
 from featstore._core import weighted as _core
 from featstore.budget import DEAR_COST
 from featstore.config import listed
-from featstore.errors import BudgetError, FeatstoreWarning, warn
+from featstore.errors import BudgetError, CorruptionError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables, checked_before
@@ -107,6 +107,7 @@ class ListWeights:
             raise NotImplementedError(f"weight: a node has more than {most} edges, which are not drawn from by weight")
         for each in self._of_types:
             _check(each)
+        self._is_damaged = False  # tables on the drive
         self._users: deque[None] = deque()  # counted without a lock, which a fork could leave locked
         self._kept: list[Doubles] | None = None
         self._reservation = g.budget.reserve(EDGE_WEIGHTS, 0, owner=self)
@@ -133,7 +134,7 @@ class ListWeights:
 
     def _serves(self, g: OutOfCoreGraph) -> bool:
         """Tell whether new samplers of a graph draw by these weights: of its features as they are, in this process."""
-        is_current = self._g is g and all(each.is_current(g, self.name) for each in self._of_types)
+        is_current = self._g is g and not self._is_damaged and all(each.is_current(g, self.name) for each in self._of_types)
         return is_current and (self.in_memory or bool(self._tables) or self._pid == os.getpid())
 
     @property
@@ -146,10 +147,10 @@ class ListWeights:
         if self.in_memory:
             return 0
         # A disjoint batch may have each list many times.
-        n_edges = _MOST if disjoint else max(each.kind.n_edges for each in self._of_types)
-        most = self._most
-        whole = min(n_edges, max(most, self._g.topology.largest_degree))
-        return _BYTES_AN_EDGE * (whole + (min(n_edges, most) if self._tables or self._may_make else 0))
+        most, longest = self._most, self._g.topology.largest_degree
+        n_edges = max(most, longest) if disjoint else max(each.kind.n_edges for each in self._of_types)
+        n_more = min(n_edges, most) if self._tables or self._may_make else 0
+        return _BYTES_AN_EDGE * (min(n_edges, max(most, longest)) + n_more)
 
     @property
     def _most(self) -> int:
@@ -303,9 +304,10 @@ class ListWeights:
                     with checked_before(of.store):
                         _core.make_columns_of(hops, begin, stop, first, columns)
                 else:
-                    columns = tables.read(positions, pool)
-                    if _core.first_bad_column(hops, begin, stop, columns, first, n_trials) >= 0:
-                        raise tables.damage()
+                    with self._noting_damage():
+                        columns = tables.read(positions, pool)
+                        if _core.first_bad_column(hops, begin, stop, columns, first, n_trials) >= 0:
+                            raise tables.damage()
                 del positions
             while begin < stop:  # as many at a time as there is room for, if their trials do not suffice
                 until, n_more = stop, 0
@@ -317,15 +319,25 @@ class ListWeights:
                     positions = pool.array((n_more,), np.int64)
                     _core.place_lacking(hops, begin, until, n, starts, first, positions)
                     here = pool.array((n + n_more,), np.float64)
-                    here[:n], here[n:] = columns, tables.read(positions, pool)
+                    with self._noting_damage():
+                        here[:n], here[n:] = columns, tables.read(positions, pool)
+                        if _core.first_bad_column(hops, begin, until, here, first, n_trials, n) >= 0:
+                            raise tables.damage()
                     del positions
-                    if _core.first_bad_column(hops, begin, until, here, first, n_trials, n) >= 0:
-                        raise tables.damage()
                 chosen = hops, begin, until, fanout, replace, key
                 n_edges, more = _core.draw(*chosen, here, first, *arrays, n_edges, words, n_trials)
                 n_missing += more
                 begin = until
         return src[:n_edges], dst[:n_edges], n_missing
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        """Let samplers that are made after an error of damage have weights of their own."""
+        try:
+            yield
+        except CorruptionError:
+            self._is_damaged = True
+            raise
 
     def _type_of(self, lists: ListsOfType, topology: Topology) -> int:
         """Find the number of the type of edges that lists are of."""

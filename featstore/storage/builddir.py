@@ -228,7 +228,7 @@ class BuildDirectory:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-        text = "a directory in an overlay's lower layer, such as a container's image, cannot be replaced: remove it first"
+        text = "a directory of another quota, or of the lower layer of an overlay, cannot be replaced: remove it first"
         raise OSError(errno.EXDEV, f"{os.strerror(errno.EXDEV)}: {text}, or give another path", self.target)
 
     def _forget_state(self) -> None:

@@ -26,7 +26,7 @@ from featstore._core.descriptor import open_fd
 from featstore._core.io import direct_mode
 from featstore._core.packer import Packer
 from featstore.config import format_size
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, pwrite_all
+from featstore.storage.calls import NO_SPACE, close_fd, close_quietly, fsync_fd, naming, pwrite_all
 from featstore.storage.checkpoint import forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
@@ -189,7 +189,7 @@ class ExtentWriter:
         try:
             os.posix_fallocate(self._fd, 0, n_bytes)  # detects a full disk now, and keeps the extents together
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in NO_SPACE:
                 with naming(self._temporary[0]):
                     os.ftruncate(self._fd, 0)  # a part may have been allocated
                 text = f"{error.strerror}: the extents take {format_size(n_bytes)}"

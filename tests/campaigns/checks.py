@@ -190,7 +190,7 @@ class Prepared:
 
 def is_empty_runs(path: Path) -> bool:
     """Tell whether a directory of run files is empty, as a kill between its mark's removal and its own leaves it."""
-    return (path.suffix == ".runs" or path.name == "runs") and not any(path.iterdir())
+    return (path.suffix == ".runs" or path.name == "runs") and path.is_dir() and not any(path.iterdir())
 
 
 def prepared(folder: str | os.PathLike[str], name: str) -> Prepared:

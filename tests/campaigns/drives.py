@@ -119,7 +119,9 @@ class Drive:
             self.flush()
             if self._quota_used(group) >= 1 << 63:  # files that are removed may be counted below zero
                 run("btrfs", "quota", "rescan", "-w", self.path)
-            run("btrfs", "qgroup", "limit", str(self._quota_used(group) + n_free), group, self.path)
+            n_used = self._quota_used(group)
+            assert n_used < 1 << 63
+            run("btrfs", "qgroup", "limit", str(n_used + n_free), group, self.path)
             try:
                 yield
             finally:

@@ -142,7 +142,7 @@ def test_a_drive_that_is_full_is_not_taken_for_a_disk_that_is_given(
 
     monkeypatch.setattr(tiers, "_plan_windows", full)
     mine = copied(pack, tmp_path / "full")
-    caught = refuses(OSError, "No space left", lambda: run(dataset, mine, epochs=0, disk="1GiB", feature_cache=0.02))
+    caught = refuses(OSError, "No space left", lambda: run(dataset, mine, epochs=0, disk="1GiB", cache=0.02))
     assert (caught.value.errno, len(calls)) == (errno.ENOSPC, 2)
     assert layout_bytes(mine) == 0
 

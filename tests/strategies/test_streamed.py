@@ -89,7 +89,7 @@ def test_a_look_ahead_on_a_full_drive_is_said(dataset: Path, code: int, monkeypa
     monkeypatch.setattr("featstore.strategies.lookahead.Profile", full)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "feature_cache": 0.1}
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "cache": 0.1}
         with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
             assert loader.stats()["superbatch"]["not_looked"] == f"no disk: {os.strerror(code)}"
             assert sum(1 for _ in loader) == len(loader)

@@ -199,10 +199,10 @@ def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
     """Refuse ``n`` nodes whose offsets the drive of a new dataset has no room for.
 
     FormatError, which begins with ``name``: no drive of this size could have it. OSError (ENOSPC): the drive is too full. Of one
-    that cannot be written, as its builder says, the free space means nothing.
+    that cannot be written, as its builder says, the space means nothing.
     """
     parent = os.path.dirname(os.path.abspath(user_path(path)))
-    if not os.path.isdir(parent):
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK, effective_ids=True):
         return
     usage = shutil.disk_usage(parent)
     if 8 * n > usage.total > 0:
@@ -210,7 +210,7 @@ def check_room(name: str, n: int, path: str | os.PathLike[str]) -> None:
             f"{name}: {n} nodes are said to be there, whose offsets alone take {8 * n} bytes, and the drive of {parent} "
             f"has {usage.total}"
         )
-    if 8 * n > usage.free and os.access(parent, os.W_OK, effective_ids=True):
+    if 8 * n > usage.free:
         why = f"the offsets of {n} nodes alone take {8 * n} bytes, and {usage.free} are free"
         raise OSError(errno.ENOSPC, why, parent)
 

@@ -297,11 +297,11 @@ def make_columns(double[::1] weights not None, const int64_t[::1] offsets not No
 
     Raises
     ------
-    ValueError
+    ArithmeticError
         A weight is none.
     """
-    cdef int64_t n = offsets.shape[0] - 1, i, bad = -1, damaged = -1
-    cdef bint is_bad = False
+    cdef int64_t n = offsets.shape[0] - 1, i, bad = -1
+    cdef bint is_bad = False, is_none = False
     if n < 1:
         return -1
     with nogil:
@@ -316,10 +316,10 @@ def make_columns(double[::1] weights not None, const int64_t[::1] offsets not No
                     bad = i
                     break
                 if offsets[i + 1] > offsets[i] and fs_make_columns(&weights[offsets[i]], offsets[i + 1] - offsets[i]):
-                    damaged = i
+                    is_none = True
                     break
-    if damaged >= 0:
-        raise ValueError(f"a weight of list {damaged} is negative, infinite or NaN")
+    if is_none:
+        raise ArithmeticError("a weight is negative, infinite or NaN")
     return bad
 
 
@@ -327,10 +327,10 @@ def make_columns_of(Hops hops not None, int64_t begin, int64_t end, const int64_
                     double[::1] weights not None):
     """Make columns in the place of the weights of lists ``begin … end - 1`` of a hop, as :func:`turn` has placed them.
 
-    ValueError for a weight that is negative, infinite or NaN.
+    ArithmeticError for a weight that is negative, infinite or NaN.
     """
-    cdef int64_t i, n = weights.shape[0], damaged = -1
-    cdef bint is_bad = False
+    cdef int64_t i, n = weights.shape[0]
+    cdef bint is_bad = False, is_none = False
     if begin < 0 or end > hops._n_lists() or first.shape[0] < end:
         raise ValueError("more destinations than lists, or than their first columns")
     with nogil:
@@ -341,12 +341,12 @@ def make_columns_of(Hops hops not None, int64_t begin, int64_t end, const int64_
                 is_bad = True
                 break
             if hops.hop.degree[i] and fs_make_columns(&weights[first[i]], hops.hop.degree[i]):
-                damaged = i
+                is_none = True
                 break
     if is_bad:
         raise ValueError(f"the weights of list {i} are not there")
-    if damaged >= 0:
-        raise ValueError(f"a weight of list {damaged} is negative, infinite or NaN")
+    if is_none:
+        raise ArithmeticError("a weight is negative, infinite or NaN")
 
 
 def first_bad_column(Hops hops not None, int64_t begin, int64_t end, const double[::1] columns not None,
