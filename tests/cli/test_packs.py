@@ -457,5 +457,6 @@ def test_a_drive_that_is_full(data, tmp_path, capsys, monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", no_quota)
         said = fails(capsys, "pack", data, pack, "--add-layout", *FANOUTS)
-    assert "Disk quota exceeded; the samples are kept: make room and ask again with --add-layout" in said
+    assert "Disk quota exceeded: the extents take " in said
+    assert "; the samples are kept: make room and ask again with --add-layout" in said
     run(capsys, "pack", data, pack, "--add-layout", *FANOUTS)

@@ -66,7 +66,7 @@ def drawn_by_columns(
         positions = np.empty(n, np.int64)
         assert core.turn(*options, positions, n_trials) == (stop, n)
         columns = table[positions]
-        assert n <= room or (first[begin:stop] != -1).sum() == 1
+        assert n <= room or ((first != -1) & (degree > 0))[begin:stop].sum() == 1
         if n_trials:
             stop, more = core.lacking(hops, begin, stop, fanout, replace, key, columns, first, room, n_trials)
             n_lacking += int(((first >= n) & (degree > 0))[begin:stop].sum())
