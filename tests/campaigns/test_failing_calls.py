@@ -101,6 +101,7 @@ ALLOWED = {
         "close",
         "adapters/datasets/tables/pairs.py close",
     ): "scratch, flushed before a record names it, and read back through this file",
+    ("close", "graph/snapshot.py _let_go"): "a file of node data that was read alone",
     ("close", ""): "a file that was there before, or is removed, closed with its last reader, below no function of the library",
     ("flock", "storage/lock.py alone"): "a probe: replaced files stay, and the next writer removes them",
     ("mkdir", "adapters/datasets/exporting.py placed"): "the directory is there",
