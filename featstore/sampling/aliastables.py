@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import weighted as _core
+from featstore._core.sampler import Hops
 from featstore.config import format_size
 from featstore.errors import CorruptionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.orderedweights import as_doubles, spilled_bytes, weights_in_order
+from featstore.sampling.scratch import Int64s
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import RowLayout
 from featstore.storage.rundir import RunDirectory, free_share, runs_directory
@@ -26,11 +28,12 @@ from featstore.topology.types import EdgeType
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["COLUMN_BYTES", "AliasTables", "checked_before"]
+__all__ = ["COLUMN_BYTES", "NO_COLUMNS", "AliasTables", "checked_before"]
 
 Doubles = npt.NDArray[np.float64]
 
 COLUMN_BYTES = 8
+NO_COLUMNS = np.zeros(0, np.float64)
 _DISK_FRACTION = 1 / 2  # of the free disk
 _WRITE_BYTES = 1 << 18  # of the writer's two buffers
 _LISTS, _EDGES = 1 << 16, 1 << 15  # at once, but for a longer list
@@ -71,7 +74,7 @@ class AliasTables:
     """
 
     def __init__(self, g: OutOfCoreGraph, store: FeatureStore, kind: EdgeType) -> None:
-        self._kind = kind
+        self._kind, self.is_damaged = kind, False
         numbers, folder = g.topology.edge_ids, runs_directory(g.path)
         needed = kind.n_edges * COLUMN_BYTES + (0 if numbers is None else spilled_bytes(store, numbers, kind.n_edges))
         free = free_share(os.path.dirname(folder) or ".", _DISK_FRACTION)
@@ -130,18 +133,48 @@ class AliasTables:
                     yield columns
                     begin = stop
 
-    def damage(self) -> CorruptionError:
-        """Make the error of a column that names no edge of its list, which is found with ``verify="off"``, too."""
-        return CorruptionError(
-            "an alias table of weights names edges that its list has not: make the sampler again", self._file.path
-        )
+    def read(
+        self,
+        positions: Int64s,
+        pool: BufferPool,
+        chosen: tuple[Hops, int, int],
+        first: Int64s,
+        n_trials: int,
+        before: Doubles = NO_COLUMNS,
+    ) -> Doubles:
+        """Read the columns of stored edges behind those of ``before``, and check that they name edges of their lists.
 
-    def read(self, positions: npt.NDArray[np.int64], pool: BufferPool) -> Doubles:
-        """Read the columns of stored edges; ``positions`` are overwritten."""
+        Parameters
+        ----------
+        positions : int64 array
+            Overwritten.
+        pool : BufferPool
+        chosen : (Hops, int, int)
+            The lists ``begin … end - 1`` of a hop.
+        first : int64 array
+            Where the columns of each list begin, as ``_core.weighted.turn`` and ``lacking`` tell.
+        n_trials : int
+            As for ``_core.weighted.turn``.
+
+        Raises
+        ------
+        CorruptionError
+            A column is damaged, which is found with ``verify="off"``, too. The object then ``is_damaged``.
+        """
         if self._kind.first_edge:
             positions -= self._kind.first_edge
-        columns = pool.array((len(positions),), np.float64)
-        self._file.gather(positions, columns.view(np.uint8).reshape(len(positions), COLUMN_BYTES))
+        n, n_more = len(before), len(positions)
+        columns = pool.array((n + n_more,), np.float64)
+        columns[:n] = before
+        try:
+            self._file.gather(positions, columns[n:].view(np.uint8).reshape(n_more, COLUMN_BYTES))
+            if _core.first_bad_column(*chosen, columns, first, n_trials, n) >= 0:
+                raise CorruptionError(
+                    "an alias table of weights names edges that its list has not: make the sampler again", self._file.path
+                )
+        except CorruptionError:
+            self.is_damaged = True
+            raise
         return columns
 
     def close(self) -> None:

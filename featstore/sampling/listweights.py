@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 
 from featstore._core import weighted as _core
+from featstore._core.sampler import Hops
 from featstore.budget import DEAR_COST
 from featstore.config import listed
-from featstore.errors import BudgetError, CorruptionError, FeatstoreWarning, warn
+from featstore.errors import BudgetError, FeatstoreWarning, warn
 from featstore.gather.buffers import BufferPool, huge_array
 from featstore.graph.feature import FeatureStore
-from featstore.sampling.aliastables import COLUMN_BYTES, AliasTables, checked_before
+from featstore.sampling.aliastables import COLUMN_BYTES, NO_COLUMNS, AliasTables, checked_before
 from featstore.sampling.orderedweights import as_doubles
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch
 from featstore.sampling.typed import ListsOfType
@@ -37,7 +38,6 @@ __all__ = ["EDGE_WEIGHTS", "ListWeights"]
 Doubles = npt.NDArray[np.float64]
 
 EDGE_WEIGHTS = "edge weights"  # in the budget's report
-_NO_WEIGHTS = np.zeros(0, np.float64)
 _PIECE = 1 << 16  # lists, or edge ids, at once
 _LEAST, _MOST = 1 << 14, 1 << 20  # edges whose weights are read at once, but for a longer list
 _BYTES_AN_EDGE = 32  # its position, its number, its weight as it is read, and its column
@@ -107,9 +107,8 @@ class ListWeights:
             raise NotImplementedError(f"weight: a node has more than {most} edges, which are not drawn from by weight")
         for each in self._of_types:
             _check(each)
-        self._is_damaged = False  # tables on the drive
         self._users: deque[None] = deque()  # counted without a lock, which a fork could leave locked
-        self._kept: list[Doubles] | None = None
+        self._kept: list[Doubles] | None = None  # columns, of each type
         self._reservation = g.budget.reserve(EDGE_WEIGHTS, 0, owner=self)
         self._loan = g.budget.lend(self._lent_bytes, self._give_back, cost=DEAR_COST, of=self._reservation)
         self._tables: dict[int, AliasTables] = {}  # by the number of the type
@@ -134,7 +133,8 @@ class ListWeights:
 
     def _serves(self, g: OutOfCoreGraph) -> bool:
         """Tell whether new samplers of a graph draw by these weights: of its features as they are, in this process."""
-        is_current = self._g is g and not self._is_damaged and all(each.is_current(g, self.name) for each in self._of_types)
+        is_current = self._g is g and all(each.is_current(g, self.name) for each in self._of_types)
+        is_current &= not any(each.is_damaged for each in self._tables.values())
         return is_current and (self.in_memory or bool(self._tables) or self._pid == os.getpid())
 
     @property
@@ -161,7 +161,7 @@ class ListWeights:
 
     @contextmanager
     def _using(self) -> Iterator[list[Doubles] | None]:
-        """Yield the weights in memory, which the budget does not take back meanwhile."""
+        """Yield the columns in memory, which the budget does not take back meanwhile."""
         self._users.append(None)
         try:
             yield self._kept
@@ -287,15 +287,31 @@ class ListWeights:
                 n_edges, n_missing = _core.draw(hops, 0, n_dst, fanout, replace, key, kept[number], starts, *arrays, 0, words)
                 return src[:n_edges], dst[:n_edges], n_missing
         self._make_tables()
-        tables, most = self._tables.get(number), self._most
+        drawn = self._draw_read(number, hops, n_dst, (fanout, replace, key), starts, arrays, words, topology, pool)
+        return src[: drawn[0]], dst[: drawn[0]], drawn[1]
+
+    def _draw_read(
+        self,
+        number: int,
+        hops: Hops,
+        n_dst: int,
+        how: tuple[int, bool, int],
+        starts: Int64s,
+        arrays: tuple[Int64s, Int64s],
+        words: Int64s,
+        topology: Topology,
+        pool: BufferPool,
+    ) -> tuple[int, int]:
+        """Draw a hop by columns that are read, a turn of lists at a time; returns its edges, and those that are in the file."""
+        (fanout, replace, _), of, tables, most = how, self._of_types[number], self._tables.get(number), self._most
         n_trials = 0 if tables is None else _core.sparse_trials(fanout, replace)
+        may_skip = of.all_positive and not replace
         first = pool.array((n_dst,), np.int64)
         begin = n_edges = n_missing = 0
-        may_skip = of.all_positive and not replace
         while begin < n_dst:
-            turn = hops, begin, n_dst, fanout, replace, key, may_skip, starts, most, first
+            turn = hops, begin, n_dst, *how, may_skip, starts, most, first
             stop, n = _core.turn(*turn, EMPTY, n_trials)
-            columns = here = _NO_WEIGHTS  # those of the turn before are free
+            columns = here = NO_COLUMNS  # those of the turn before are free
             if n:
                 positions = pool.array((n,), np.int64)
                 _core.turn(*turn, positions, n_trials)
@@ -304,40 +320,22 @@ class ListWeights:
                     with checked_before(of.store):
                         _core.make_columns_of(hops, begin, stop, first, columns)
                 else:
-                    with self._noting_damage():
-                        columns = tables.read(positions, pool)
-                        if _core.first_bad_column(hops, begin, stop, columns, first, n_trials) >= 0:
-                            raise tables.damage()
+                    columns = tables.read(positions, pool, (hops, begin, stop), first, n_trials)
                 del positions
             while begin < stop:  # as many at a time as there is room for, if their trials do not suffice
                 until, n_more = stop, 0
                 if n_trials and n:
-                    chosen = hops, begin, stop, fanout, replace, key
-                    until, n_more = _core.lacking(*chosen, columns, first, most, n_trials)
+                    until, n_more = _core.lacking(hops, begin, stop, *how, columns, first, most, n_trials)
                 here = columns
                 if tables is not None and n_more:
                     positions = pool.array((n_more,), np.int64)
                     _core.place_lacking(hops, begin, until, n, starts, first, positions)
-                    here = pool.array((n + n_more,), np.float64)
-                    with self._noting_damage():
-                        here[:n], here[n:] = columns, tables.read(positions, pool)
-                        if _core.first_bad_column(hops, begin, until, here, first, n_trials, n) >= 0:
-                            raise tables.damage()
+                    here = tables.read(positions, pool, (hops, begin, until), first, n_trials, columns)
                     del positions
-                chosen = hops, begin, until, fanout, replace, key
-                n_edges, more = _core.draw(*chosen, here, first, *arrays, n_edges, words, n_trials)
+                n_edges, more = _core.draw(hops, begin, until, *how, here, first, *arrays, n_edges, words, n_trials)
                 n_missing += more
                 begin = until
-        return src[:n_edges], dst[:n_edges], n_missing
-
-    @contextmanager
-    def _noting_damage(self) -> Iterator[None]:
-        """Let samplers that are made after an error of damage have weights of their own."""
-        try:
-            yield
-        except CorruptionError:
-            self._is_damaged = True
-            raise
+        return n_edges, n_missing
 
     def _type_of(self, lists: ListsOfType, topology: Topology) -> int:
         """Find the number of the type of edges that lists are of."""

@@ -17,6 +17,7 @@ import torch
 import featstore
 from featstore import NeighborSampler
 from featstore._core import weighted as core
+from featstore._core.sampler import Hops
 from featstore.errors import BudgetError, CorruptionError, FeatstoreWarning
 from featstore.sampling import aliastables, listweights
 from featstore.sampling.aliastables import AliasTables
@@ -28,6 +29,11 @@ from tests.support.programs import run_in_fork
 def runs(path: Path) -> list[str]:
     gc.collect()
     return [str(each) for each in path.parent.glob("*.runs")]
+
+
+def read(made: AliasTables, g: Any, positions: Any) -> Any:
+    """Read columns of no list, so that none is checked."""
+    return made.read(positions.copy(), g.pool, (Hops(0, True), 0, 0), np.zeros(0, np.int64), 0)
 
 
 def tables(g: Any) -> AliasTables:
@@ -54,7 +60,7 @@ def test_columns_are_those_of_the_lists(tmp_path: Path, monkeypatch: Any, is_ord
         used, made = g.budget.used, tables(g)
         assert g.budget.used <= used + 65536  # tables of checksums
         some = np.random.default_rng(0).permutation(5000)[:2000]
-        assert np.array_equal(made.read(some.copy(), g.pool).view(np.int64), columns[some].view(np.int64))
+        assert np.array_equal(read(made, g, some).view(np.int64), columns[some].view(np.int64))
         assert str(path) + ".runs" in runs(path)
         made.close()
         made.close()

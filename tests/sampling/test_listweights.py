@@ -348,9 +348,9 @@ def test_columns_are_read_once_though_many_lists_lack_some(tmp_path: Path, monke
         (tables,) = sampler._weights._tables.values()
         read, counts = tables.read, list[int]()
 
-        def counting(positions: Any, pool: Any) -> Any:
+        def counting(positions: Any, *others: Any) -> Any:
             counts.append(len(positions))
-            return read(positions, pool)
+            return read(positions, *others)
 
         monkeypatch.setattr(tables, "read", counting)
         assert same(sampler.sample(torch.arange(n)), expected)
