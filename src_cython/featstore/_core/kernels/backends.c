@@ -1,10 +1,10 @@
 #include "backends.h"
 #include "rowcopy.h"
+#include "starts.h"
 #include "threads.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,19 +156,8 @@ int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint64_t buf
     pool->n_threads = n_threads;
     pool->threads = (pthread_t *)calloc(n_threads, sizeof(pthread_t));
     if (!pool->threads) return -ENOMEM;
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 128 << 10);
-    sigset_t all, before; /* signals belong to the threads of the interpreter */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = 0;
-    for (unsigned i = 0; i < n_threads && !error; i++) {
-        error = pthread_create(&pool->threads[i], &attr, fs_pool_main, pool);
-        pool->n_started += !error;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
+    int error;
+    pool->n_started = (unsigned)fs_start_threads((int)n_threads, fs_pool_main, pool, pool->threads, &error);
     if (error && pool->n_started < 4) { /* a few threads do, slower; fewer is a failure that must be named */
         fs_pool_close(pool);
         return -error;

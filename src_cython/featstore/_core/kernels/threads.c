@@ -1,9 +1,10 @@
 #include "threads.h"
+#include "starts.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <sys/prctl.h>
 
 static struct {
     pthread_mutex_t owner; /* held by the caller whose loop runs */
@@ -34,6 +35,7 @@ static void fs_team_share(void) {
 }
 
 static void *fs_team_main(void *unused) {
+    prctl(PR_SET_NAME, "fs-copy");
     pthread_mutex_lock(&fs_team.lock);
     for (;;) {
         while (!fs_team.tickets) pthread_cond_wait(&fs_team.work, &fs_team.lock);
@@ -48,21 +50,13 @@ static void *fs_team_main(void *unused) {
 }
 
 static void fs_team_grow(int wanted) {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
+    int error;
     if (!fs_team.registered) {
         pthread_atfork(NULL, NULL, fs_team_child);
         fs_team.registered = 1;
     }
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, 128 << 10);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (fs_team.n_started < wanted && pthread_create(&thread, &attr, fs_team_main, NULL) == 0) fs_team.n_started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
+    if (fs_team.n_started < wanted)
+        fs_team.n_started += fs_start_threads(wanted - fs_team.n_started, fs_team_main, NULL, NULL, &error);
 }
 
 void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads) {
