@@ -119,7 +119,7 @@ def _threads(known: Set[str] = frozenset()) -> dict[str, str]:
             name = names.get(task) or Path(f"/proc/self/task/{task}/comm").read_text().strip()
         except OSError:
             continue  # it ended meanwhile
-        if task in names or name.startswith(("fs-", "featstore")):
+        if task in names or (name.startswith(("fs-", "featstore")) and name != "fs-copy"):  # those stay, for the process's loops
             found[task] = name
     return found
 
