@@ -42,6 +42,7 @@ static void played_sleep(void);
 #include "pagestream.c"
 #include "rowcopy.c"
 #include "rowio.c"
+#include "starts.c"
 #include "uring.c"
 #include "xxh3.c"
 
