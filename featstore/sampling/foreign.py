@@ -248,6 +248,10 @@ class _ForeignSampler(CheckedSampler):
         return sampled_by(self._sampler, sample, self.num_nodes, epoch, index)
 
 
+# The library's samplers, whose batches need no check, and the wrapper of all others, which has checked its batches.
+OWN_SAMPLERS = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
+
+
 def has_own_seeds(sampler: Any) -> bool:
     """Tell whether a sampler is an iterable of its own batches, as a ``DataLoader`` is, and does not sample given seeds."""
     if isinstance(sampler, (DataLoader, str)):
@@ -309,8 +313,7 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedS
     its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
-    if isinstance(sampler, own) and type(sampler) in own:  # a subclass may return anything
+    if isinstance(sampler, OWN_SAMPLERS) and type(sampler) in OWN_SAMPLERS:  # a subclass may return anything
         return sampler
     if isinstance(sampler, (list, tuple)) and all(isinstance(each, int) for each in sampler):  # fan-outs
         raise TypeError(f"a sampler is an object, such as featstore.NeighborSampler(g, fanouts=[10, 5]), not {sampler!r:.80}")
