@@ -141,7 +141,7 @@ class SampledBatches(ABC):
     disjoint : bool
         Whether batches have a subgraph for each seed.
     world_size : int
-        Number of ranks, of which each has as many batches; one that has all of them is one rank.
+        Number of ranks, each with the same number of batches; 1 if these are all batches.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until ``MacroLists.use``.
     """
