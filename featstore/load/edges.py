@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def gather_edges(
-    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, counts: GatherCounts, by: EdgePlan | Int64s
+    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, counts: GatherCounts, plan_or_ids: EdgePlan | Int64s
 ) -> tuple[torch.Tensor, ...]:
     """Gather the rows of each block's edges, in the order of the edges.
 
@@ -33,7 +33,7 @@ def gather_edges(
         Memory for the rows of all edges, if a plan gathers those of distinct edges alone.
     counts : GatherCounts
         Counts the reads.
-    by : EdgePlan or int64 array
+    plan_or_ids : EdgePlan or int64 array
         The plan; or the edge ids, of :func:`~featstore.sampling.edgenumbers.edge_numbers`: the store then makes a
         plan.
 
@@ -48,15 +48,17 @@ def gather_edges(
     """
     if not blocks:
         return ()
-    if not isinstance(by, EdgePlan):
-        rows = store.gather(torch.from_numpy(by), counts=counts)
-    elif not len(by.places):
-        rows = store.gather(torch.from_numpy(by.ids), by.plan, counts=counts)
-    else:
-        room = pool.tensor((len(by.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
-        rows = Places(torch.from_numpy(by.places), room).of(store.gather(torch.from_numpy(by.ids), by.plan, counts=counts))
     sizes = [len(block.src) for block in blocks]
-    if not isinstance(by, EdgePlan) and are_one_array(blocks):
-        return tuple(rows[:size] for size in sizes)
+    if not isinstance(plan_or_ids, EdgePlan):
+        rows = store.gather(torch.from_numpy(plan_or_ids), counts=counts)
+        if are_one_array(blocks):
+            return tuple(rows[:size] for size in sizes)
+    else:
+        ids, places = torch.from_numpy(plan_or_ids.ids), torch.from_numpy(plan_or_ids.places)
+        if not len(places):
+            rows = store.gather(ids, plan_or_ids.plan, counts=counts)
+        else:
+            room = pool.tensor((len(places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
+            rows = Places(places, room).of(store.gather(ids, plan_or_ids.plan, counts=counts))
     ends = np.cumsum(sizes).tolist()
     return tuple(rows[end - size : end] for end, size in zip(ends, sizes, strict=True))

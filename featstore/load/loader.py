@@ -120,8 +120,8 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or a
         registered one. A name, such as ``"superbatch"``, is that strategy with its default options. ``"auto"``, the default,
         takes the strategy that is estimated to need least time for ten epochs; it may write run files. A strategy that runs a
-        pack has a sampler and seeds of its own. All others but Ginex keep neighbour lists in memory, on loan, where the graph
-        keeps none and sampling would read more than the bytes they take.
+        pack has a sampler and seeds of its own. All others but Ginex keep neighbour lists in memory, on loan, if the graph
+        keeps none, and if sampling would read more bytes of the lists than they take in memory.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; fewer if memory is short. 0: everything runs in the caller's thread.
         ``"auto"``: one more each time the loop waits while memory is free, 16 at most; one fewer when all were ready for long.
@@ -470,11 +470,12 @@ class Loader(ShownAsTables, IterableDataset[BatchT_co]):
         ``ahead`` is the number of batches that were delivered, but that the training has not used yet, such as those that a
         framework takes ahead of its loop: they do not count, and are delivered again.
 
-        It is the same on all ranks, and goes on with any number of them; of a pack, of :class:`~featstore.PartBatches`, and of a
-        strategy that runs batches in another order, with as many. A loader with the same seeds and options continues there
-        after :meth:`load_state_dict`; its next ``for`` loop runs the rest of the epoch. Batches that were only made ahead do
-        not count, nor does an iterator whose first batch was not asked for. With several running iterators, the position is
-        that of the last one begun.
+        The state is the same on all ranks. A loader with the same seeds and options takes it by :meth:`load_state_dict`; its
+        next ``for`` loop runs the rest of the epoch. The number of ranks may then be another one, except with a pack, with
+        :class:`~featstore.PartBatches`, and with a strategy that runs batches in another order.
+
+        Batches that were only made ahead do not count, nor does an iterator whose first batch was not asked for. With several
+        running iterators, the position is that of the last one begun.
         """
         return self._state.to_dict(check_at_least("ahead", ahead, 0))
 

@@ -1,6 +1,6 @@
 """Stages ahead of a loop: threads prepare batches, one assembles them in order, one transfers them, the loop takes them.
 
-Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` first gives back batches that were prepared ahead;
+Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` first drops batches that were prepared ahead;
 they can be made again. Then it waits until earlier batches are transferred, and until the loop drops them. The loop gets the
 error only if it waits for that very batch, so that no more memory can come free. A short budget thus costs look-ahead, but never
 a hang.
@@ -45,7 +45,7 @@ class _End:
     """Marker that the loop gets in place of an item once the pipeline is closed."""
 
 
-class _GivenBack:
+class _PutBack:
     """Outcome of a stage that was short of memory, and put its item back for later."""
 
 
@@ -139,7 +139,7 @@ class Pipeline(Generic[A, B, C]):
         self._taken = start  # the item the loop takes next
         self._finishing = start  # the item the second stage works on
         self._fresh = start  # first item never begun
-        self._again: list[int] = []  # items given back, a heap
+        self._again: list[int] = []  # items put back, a heap
         self._active: set[int] = set()  # items in the first stage
         self._ready: dict[int, A | _Failure] = {}
         self._assembled: deque[B | _Failure] = deque()  # between the second stage and the third
@@ -318,7 +318,7 @@ class Pipeline(Generic[A, B, C]):
                 return False
         with self._overlap:
             outcome = self._attempt(item, partial(self._first, item))
-        if isinstance(outcome, _GivenBack):
+        if isinstance(outcome, _PutBack):
             return True
         with self._lock:
             self._active.discard(item)
@@ -331,7 +331,7 @@ class Pipeline(Generic[A, B, C]):
             self._changed.notify_all()
         return True
 
-    def _give_back(self, item: int) -> bool:
+    def _put_back(self, item: int) -> bool:
         """Put an item that is short of memory back for later; return False if the second stage needs this item next."""
         with self._lock:
             if item == self._finishing:
@@ -365,7 +365,7 @@ class Pipeline(Generic[A, B, C]):
         with self._lock:
             self._urgent = None
             self._finishing += 1
-            if not self._closed and not isinstance(outcome, _GivenBack):
+            if not self._closed and not isinstance(outcome, _PutBack):
                 if self._third is None:
                     self._done.put(cast("C | _Failure", outcome))
                 else:
@@ -407,8 +407,8 @@ class Pipeline(Generic[A, B, C]):
 
     # Memory.
 
-    def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _GivenBack:
-        """Run a stage until memory suffices, or give its item back.
+    def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _PutBack:
+        """Run a stage until memory suffices, or put its item back.
 
         Costly loans are taken back only when waiting would free no more memory.
         """
@@ -421,8 +421,8 @@ class Pipeline(Generic[A, B, C]):
                         return stage()
                 except BudgetError as error:
                     failure = _Failure(_without_frames(error))
-                if self._give_back(item):
-                    return _GivenBack()
+                if self._put_back(item):
+                    return _PutBack()
                 if self._relieve(item, starved, transferred):
                     continue
                 if dear and (self._closed or not self._release()):

@@ -122,7 +122,8 @@ class SeedLabels:
         Raises
         ------
         PluginError
-            A sampler returned seeds that it was not given, and labels lie beside those; a user's batches contradict themselves.
+            A sampler returned other seeds than it was given, and labels are known of the given ones alone. Or the methods of a
+            user's batches contradict each other.
         """
         seeds = sampled.seeds
         nodes = seeds - self._first if self._first else seeds

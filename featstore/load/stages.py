@@ -279,12 +279,12 @@ class Stages:
                 blocks = of_types[kind]
                 try:
                     with self.timer.time("edges"):
-                        by: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
-                        if by is None:  # checked and joined once, even if the gather is repeated for lack of memory
+                        plan_or_ids: EdgePlan | npt.NDArray[np.int64] | None = batch.edge_plans.get(name)
+                        if plan_or_ids is None:  # checked and joined once, even if the gather is repeated for lack of memory
                             if kind not in batch.edge_numbers:
                                 batch.edge_numbers[kind] = self._numbers(blocks, len(store))
-                            by = batch.edge_numbers[kind]
-                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, counts, by)
+                            plan_or_ids = batch.edge_numbers[kind]
+                        batch.edge_features[name] = gather_edges(store, blocks, self._g.pool, counts, plan_or_ids)
                 finally:
                     context.edges.reads.add(counts.read)
         batch.edge_plans, batch.edge_numbers = {}, {}  # frees their memory for the features

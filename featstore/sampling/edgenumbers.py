@@ -29,9 +29,9 @@ def edge_numbers(
 ) -> Int64s:
     """Collect the numbers of the blocks' edges, one block after the other, repeats included.
 
-    ``array(n, dtype)`` allocates the result. If the blocks are one array, that array is returned instead, each edge once.
-    ``whole`` asks for block after block even then, as a file of samples has them. PluginError: a block has no ``edge_pos``, or
-    one beyond the graph's ``n_edges``.
+    ``array(n, dtype)`` allocates the result. If the blocks are views of one array, that array is returned instead: it has each
+    edge once. With ``whole`` the blocks come one after the other even then, as in a file of samples. PluginError: a block has no
+    ``edge_pos``, or one beyond the graph's ``n_edges``.
     """
     positions = [block.edge_pos.numpy() for block in blocks if block.edge_pos is not None]
     if len(positions) < len(blocks):

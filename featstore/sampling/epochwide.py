@@ -56,9 +56,9 @@ class EpochSampler(CheckedSampler):
         See :class:`LaborSampler`; only with ``draws="labor"``. Only :class:`LaborSampler` offers importance sampling: it needs
         the lists of all nodes of a hop at once, and a pass has a part of them at a time.
     window : int or "auto"
-        Batches drawn at once. ``"auto"``: the whole epoch, or as many batches as ``disk`` and the memory are likely to hold, and
-        fewer once ``disk`` was too small for them; one by one in a loader that keeps all lists in memory, where passes would
-        read nothing and compute twice as much.
+        Batches drawn at once. ``"auto"``: the whole epoch, or as many batches as ``disk`` and the memory are likely to hold. Once
+        ``disk`` was too small for them, it is fewer. In a loader that keeps all lists in memory, batches are drawn one by one:
+        passes would read nothing there, and compute twice as much.
     disk : int, str or None
         Most bytes of run files at once, for samples that do not fit the memory; None: a quarter of the free disk.
     run_dir : path-like or None

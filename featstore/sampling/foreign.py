@@ -248,6 +248,10 @@ class _ForeignSampler(CheckedSampler):
         return sampled_by(self._sampler, sample, self.num_nodes, epoch, index)
 
 
+# The library's samplers, whose batches need no check, and the wrapper of all others, which has checked its batches.
+OWN_SAMPLERS = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
+
+
 def has_own_seeds(sampler: Any) -> bool:
     """Tell whether a sampler is an iterable of its own batches, as a ``DataLoader`` is, and does not sample given seeds."""
     if isinstance(sampler, (DataLoader, str)):
@@ -303,14 +307,13 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> CheckedS
     """Wrap a sampler so that its batches are checked; the library's own samplers are returned as they are.
 
     ``sampler`` has ``sample(seeds, epoch=…, index=…)``, or is called with the seeds; it may return any of the forms above.
-    Checking a batch takes about as long as sorting its ids. TypeError: the sampler is neither, or is an iterable of its own
-    batches. ValueError: the sampler's ``graph`` has another adjacency than ``graph``, or that graph, or a sampler without one,
-    has another ``num_nodes``. Graphs are compared by the ids of their adjacency's files: a dataset opened twice, and a copy of
-    its directory, are one graph.
+    Checking a batch takes about as long as sorting its ids. TypeError: the sampler has no ``sample`` and cannot be called, or it
+    is an iterable of its own batches. ValueError: the sampler's attribute ``graph`` has another adjacency than ``graph``; or
+    ``num_nodes``, of that attribute, or of a sampler without it, is another number. Graphs are compared by the ids of their
+    adjacency's files: a dataset opened twice, and a copy of its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    own = (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler, _ForeignSampler)
-    if isinstance(sampler, own) and type(sampler) in own:  # a subclass may return anything
+    if isinstance(sampler, OWN_SAMPLERS) and type(sampler) in OWN_SAMPLERS:  # a subclass may return anything
         return sampler
     if isinstance(sampler, (list, tuple)) and all(isinstance(each, int) for each in sampler):  # fan-outs
         raise TypeError(f"a sampler is an object, such as featstore.NeighborSampler(g, fanouts=[10, 5]), not {sampler!r:.80}")

@@ -17,7 +17,7 @@ from featstore.sampling.hops import HopSampler
 from featstore.sampling.scratch import EMPTY, Int64s
 from featstore.topology.partlists import NearbyLists
 
-__all__ = ["DECISIONS", "HistoryBatches", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
+__all__ = ["DECISIONS", "PrunedBatches", "PushTimes", "SeedsOf", "slots_of", "unpushed"]
 
 Bools = npt.NDArray[np.bool_]
 # ``seeds_of(position)`` lends a batch's number and seeds, and the neighbour lists in memory for it.
@@ -51,7 +51,7 @@ def slots_of(nodes: Int64s, ids: Int64s) -> Int64s:
     return np.where(nodes[slots] == ids, slots, -1)
 
 
-class HistoryBatches:
+class PrunedBatches:
     """The batches of an epoch from ``start`` on, pruned; each is one training step, ``start`` the next one. Thread-safe.
 
     Each node of ``sampler`` draws for itself, anew in every hop, in two hops at least. A batch's pulls depend on earlier pushes.

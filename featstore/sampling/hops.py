@@ -391,9 +391,9 @@ class FanoutSampler(HopSampler):
 
     @lazy
     def drawn_of_types(self) -> Fanouts:
-        """The fan-outs of each type of edges, with -1 for each that takes all lists whole: memory sized by them fits the graph.
+        """The fan-outs of each type of edges, with -1 in place of a large one that no list of the graph is longer than.
 
-        For a large fan-out the largest degree is needed: a pass over the offsets, once.
+        Memory that is sized by them is then no larger than the graph needs. A large fan-out costs a pass over the offsets, once.
         """
         given = {ONE_EDGE: self.fanouts} if self.fanouts_of_types is None else self.fanouts_of_types
         if self.replace or max(map(max, given.values())) <= LARGE_FANOUT:

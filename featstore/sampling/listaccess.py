@@ -84,7 +84,7 @@ class ListAccess:
         """Divide lists that are not in memory by how they are read.
 
         Returns parts of them to be read in passes, and parts of which the drawn ids are read alone. A pass also reads unwanted
-        lists between wanted ones. So it is within a range, but it serves all types of edges there.
+        lists between wanted ones, so it does not go beyond a range. Within the range, one pass serves all types of edges.
         """
         shift, passed, alone = self.shift, list[slice](), list[tuple[Run, slice]]()
         for run in runs:

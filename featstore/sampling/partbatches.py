@@ -178,8 +178,8 @@ class PartEpoch(CutSeeds):
 def check_part(graph: Any, batches: Any, sampler: Any, rank: int, world_size: int) -> None:
     """Raise ValueError if a loader's graph is another part than the rank's, or has fewer hops than are sampled.
 
-    IndexError if a seed is not in the part, or so far that the sampler would leave it. Batches that do not say which seeds they
-    have, and shares of a fixed order, are checked batch by batch, by samplers.
+    IndexError: a seed is not in the part, or is so near its border that the sampler would leave the part. Batches that do not
+    say which seeds they have, and shares of a fixed order, are not checked here: samplers check them batch by batch.
     """
     part: Part | None = graph.own_part
     if part is None:

@@ -16,7 +16,7 @@ from featstore.budget import Reservation
 from featstore.sampling.batch import CheckedSampler, SampledBatch
 from featstore.sampling.batches import UNKNOWN_RUN, Batches, EpochSeeds, run_length_of, underlying
 from featstore.sampling.epochwide import EpochSampler, draws_at_once
-from featstore.sampling.historical import HistoryBatches, PushTimes, SeedsOf, unpushed
+from featstore.sampling.historical import PrunedBatches, PushTimes, SeedsOf, unpushed
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
@@ -60,10 +60,10 @@ class EpochBatches:
         self,
         n: int,
         sample: Callable[[int], SampledBatch],
-        windowed: Callable[[int, Reservation | None, int], WindowedBatches | HistoryBatches] | None = None,
+        windowed: Callable[[int, Reservation | None, int], WindowedBatches | PrunedBatches] | None = None,
     ) -> None:
         self._n, self._sample, self._windowed = n, sample, windowed
-        self._ahead: WindowedBatches | HistoryBatches | None = None
+        self._ahead: WindowedBatches | PrunedBatches | None = None
         self._memos: tuple[Memo, ...] = ()
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class SampledBatches(ABC):
     disjoint : bool
         Whether batches have a subgraph for each seed.
     world_size : int
-        Number of ranks, of which each has as many batches; one that has all of them is one rank.
+        Number of ranks, each with the same number of batches; 1 if these are all batches.
     lists : MacroLists or None
         The dynamic neighbour cache of the sampler. It is empty until ``MacroLists.use``.
     """
@@ -309,7 +309,7 @@ class Drawn(SampledBatches):
     lists : MacroLists, optional
         Lists of the current macro-batches, for a :class:`HopSampler`; closed with this object.
     times : PushTimes, optional
-        Steps in which historical embeddings were pushed; the sampler is then one that :class:`HistoryBatches` takes.
+        Steps in which historical embeddings were pushed; the sampler is then one that :class:`PrunedBatches` takes.
     """
 
     def __init__(
@@ -392,7 +392,7 @@ class Drawn(SampledBatches):
         return EpochBatches(
             n,
             partial(unpushed, seeds_of, hops, times, epoch),
-            lambda start, memory, stop: HistoryBatches(seeds_of, hops, times, epoch, start),
+            lambda start, memory, stop: PrunedBatches(seeds_of, hops, times, epoch, start),
         )
 
     def whole(self, epoch: int) -> EpochBatches:

@@ -185,7 +185,7 @@ class Reader:
         engine: Engine | None = None
         has_asked = False
         n_rows = -(-min(n_rows, MAX_SORTED_ROWS) // SCRATCH_STEP) * SCRATCH_STEP
-        token = object()  # giving back does nothing where Ctrl-C came before the queue was ours
+        token = object()  # returning it does nothing where Ctrl-C came before the queue was ours
         try:
             while engine is None:
                 with self._lock:
@@ -194,7 +194,7 @@ class Reader:
                 more = 16 * n_rows + engine.arena_bytes - engine.nbytes
                 if more > 0 and not has_asked and more > self.budget.available:
                     has_asked = True
-                    self._give_back(engine, token)  # first: whoever lends may wait for a thread that needs it
+                    self._return(engine, token)  # first: whoever lends may wait for a thread that needs it
                     engine = None
                     with suppress(BudgetError):
                         self.budget.reserve("reader buffers", more).release()
@@ -212,9 +212,9 @@ class Reader:
         finally:
             if engine is not None:
                 try:
-                    self._give_back(engine, token)
+                    self._return(engine, token)
                 except BaseException:  # Ctrl-C came before or after it; else threads would wait for a lost queue for ever
-                    self._give_back(engine, token)
+                    self._return(engine, token)
                     raise
 
     def _next_idle(self) -> Engine:
@@ -244,8 +244,8 @@ class Reader:
             for queue in held:
                 queue.reservation.release()
 
-    def _give_back(self, engine: Engine, token: object) -> None:
-        """Give a borrowed queue back; do nothing unless the borrower of ``token`` has it."""
+    def _return(self, engine: Engine, token: object) -> None:
+        """Return a borrowed queue; do nothing unless the borrower of ``token`` has it."""
         with self._lock:
             if self._borrowed.get(id(engine)) is token:
                 if self._closed or len(self._held) > self._most_queues:

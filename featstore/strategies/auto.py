@@ -63,12 +63,15 @@ class Auto(Strategy):
 
     ``loader.stats()["auto"]`` names the choice and its reason. In a process group rank 0 chooses for all ranks, which make their
     loaders alike. Strategies of other packages are candidates if they estimate themselves (:meth:`featstore.Strategy.estimate`).
-    :class:`~featstore.OnDemand` is taken without an estimate if all rows fit in memory, or if the features have caches that it
-    would keep; otherwise :class:`~featstore.Superbatch` if rows are in no file, as those on other machines. Neighbour lists get
-    memory before rows do, on loan, unless ``g.cache_neighbors`` made a cache of them: all lists, or the best ones. Or batches of
-    :class:`~featstore.NeighborSampler` and :class:`~featstore.LaborSampler` are drawn many at once, as
-    :class:`~featstore.EpochSampler` draws them, if that saves a fifth of the time; their run files take a quarter of the free
-    disk at most.
+
+    Two strategies are taken without an estimate. :class:`~featstore.OnDemand` is, if all rows fit in memory, or if the features
+    have caches that it would keep. Otherwise :class:`~featstore.Superbatch` is, if rows are in no file, as those on other
+    machines.
+
+    Neighbour lists, all or the best ones, get memory before rows do, on loan, unless ``g.cache_neighbors`` made a cache of them.
+    Instead, batches of :class:`~featstore.NeighborSampler` and :class:`~featstore.LaborSampler` are drawn many at once, as
+    :class:`~featstore.EpochSampler` draws them, if that saves a fifth of the time. The run files for this take a quarter of the
+    free disk at most.
 
     Parameters
     ----------

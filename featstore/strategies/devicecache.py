@@ -1,4 +1,4 @@
-"""``device_cache=`` of a loader: its options, the size of the tier on the device, and the tier itself."""
+"""``device_cache=`` of a loader: its options, the number of rows on the device, and their addition to the context."""
 
 from __future__ import annotations
 

@@ -41,10 +41,11 @@ class Domain:
     reads : ReadCounts
         Counts the reads of these features.
     rows : NodeRows
-        Which of the ids have a row, and which.
+        Which ids have a row, and the number of that row.
     parts : tuple of Domain
-        Empty, unless features have different rows, being of different types of nodes; then the domains of features that have
-        the same rows. Each has caches and plans of its own. ``rows`` are those of all parts, one behind the other.
+        Empty if all features have the same rows. Features of different types of nodes have different rows; each part then is
+        the domain of features with the same rows, and has caches and plans of its own. ``rows`` are those of all parts, one
+        behind the other.
     """
 
     graph: Graph

@@ -40,9 +40,9 @@ def rows_in_use(context: Context) -> int:
 def look_ahead(context: Context, planning: Planning, capacity: int, *, by_degree: bool) -> tuple[Profile | None, MissCurves, str]:
     """Sample a few batches, which the run then uses, and estimate the share of their rows that a cache will lack.
 
-    Returns the batches, the shares with a margin, and an empty text. With ``by_degree`` the shares include those of a cache by
-    degree. If there is nothing to cache, the batches are None, and all rows count as misses. So they do if memory or disk does
-    not suffice; the text is then the reason.
+    Returns the batches, the shares with a margin, and a text, which is empty if all went well. With ``by_degree`` the shares
+    include those of a cache by degree. If there is nothing to cache, or if memory or disk does not suffice, the batches are None,
+    and all rows count as misses. In the latter case the text is the reason.
     """
     if not len(context.batches) or not context.features or not capacity:
         return None, UNKNOWN, ""

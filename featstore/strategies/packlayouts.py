@@ -67,9 +67,9 @@ def parts_with_rows(nodes: Domain, n_device: Sequence[int] | None = None) -> lis
 
 
 def rows_of_size(nodes: Domain, size: int | float | str | None, room: int = 1 << 62) -> tuple[int, ...]:
-    """Compute the rows of the caches of each part for a ``size``: as those of caches that follow plans, under any policy.
+    """Compute how many rows the caches of each part have for a ``size``: under any policy, as many as if they followed plans.
 
-    BudgetError: they take more than ``room`` bytes, or none has room for a row.
+    BudgetError: the caches take more than ``room`` bytes, or none has room for a row.
     """
     sizes = {} if size is None or not nodes.n or not nodes.stores else nodes.divided(size, get_policy("belady"), room)
     return tuple(part.capacity({name: sizes[name] for name in part.stores if name in sizes}) for part in nodes.each)

@@ -85,12 +85,12 @@ class Streamed(Superbatch):
         As of :class:`~featstore.Superbatch`. ``"auto"``: the rows of the most out-edges stay (``"degree"``), unless an epoch
         moves clearly fewer bytes by ``"belady"``. With a ``length``, an ``edge_cache`` or without a cache ``"belady"``.
     length : int or "auto"
-        Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` takes as many as disk and memory allow,
-        200 at most, and fewer if passes are cheap; with a static policy, the epoch, or half of it if one half is packed about
-        as fast as the other is gathered, or, of batches that :class:`~featstore.EpochSampler` draws at once, if a second pass
-        reads no more than is packed. Planning gets up to half of the memory if passes would read more than everything else
-        moves. A :class:`~featstore.PerformanceWarning` advises more memory or disk if an epoch still moves more than twice the
-        minimum.
+        Batches a superbatch; each superbatch costs a pass over the features. ``"auto"`` with a planned policy: as many as disk
+        and memory allow, 200 at most, and fewer if passes are cheap. ``"auto"`` with a static policy: the epoch, or half of it
+        if one half is packed about as fast as the other is gathered. If :class:`~featstore.EpochSampler` draws the batches at
+        once, it is half of the epoch if a second pass reads no more than is packed. Planning gets up to half of the memory if
+        passes would read more than everything else moves. A :class:`~featstore.PerformanceWarning` advises more memory or disk
+        if an epoch still moves more than twice the minimum.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; the extents of two superbatches are on disk, too.
     """

@@ -83,7 +83,6 @@ class Superbatch(Strategy):
     run_dir : path-like or None
         Directory for run files. They lie in a subdirectory that is removed afterwards, or by the next run after a crash. None:
         ``<dataset>.runs`` beside the dataset, or the temporary directory if nothing can be written there.
-
     edge_cache : int, str, float or None
         Host cache of the edge features, planned by the same policy over the edges of the batches: bytes, or a share of the
         edges. None: no plans; edges are read through the cache that an edge feature has, if any.

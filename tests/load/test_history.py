@@ -20,7 +20,7 @@ import torch
 
 import featstore
 import tests.support.pyg  # noqa: F401
-from featstore.sampling.historical import HistoryBatches, PushTimes
+from featstore.sampling.historical import PrunedBatches, PushTimes
 from featstore.sampling.sampledbatches import Drawn
 from featstore.strategies.registry import find_strategy
 from tests.support.cases import each
@@ -485,7 +485,7 @@ def test_batches_are_the_same_in_any_order_and_on_threads(g: featstore.OutOfCore
     replay, times = Replay(sampler, NODES, 3), PushTimes(3)
     times.nodes, times.pushed = NODES, np.full(len(NODES), -1)
     expected = [replay.batch(order.epoch(0).seeds(k), 0, k) for k in range(len(order))]
-    taken = HistoryBatches(Drawn(sampler, order).seeds_of(0), sampler, times, epoch=0, start=0)
+    taken = PrunedBatches(Drawn(sampler, order).seeds_of(0), sampler, times, epoch=0, start=0)
     taken._decide(0)  # interrupted at its end, before it was noted
     sources, calls = sampler.sources, itertools.count()
 

@@ -108,8 +108,8 @@ class Beyond(Runs):
 
 def test_an_id_of_another_type_is_no_seed(g: Any) -> None:
     with (
-        Loader(g, NeighborSampler(g, [2]), ("author", Beyond(410)), features=[], strategy="ondemand") as loader,
         pytest.raises(IndexError, match="seed 400 at position 0 is out of range for 400 nodes of 'author'"),
+        Loader(g, NeighborSampler(g, [2]), ("author", Beyond(410)), features=[], strategy="ondemand") as loader,
     ):
         list(loader)
 
@@ -121,8 +121,8 @@ def test_seeds_that_are_no_ids(g: Any, seeds: Any, text: str) -> None:
     own = Runs(20)
     own.epoch = lambda epoch: SimpleNamespace(seeds=lambda index: seeds)
     with (
-        Loader(g, NeighborSampler(g, [2]), ("author", own), features=[], strategy="ondemand") as loader,
         pytest.raises((TypeError, ValueError), match=text),
+        Loader(g, NeighborSampler(g, [2]), ("author", own), features=[], strategy="ondemand") as loader,
     ):
         list(loader)
 

@@ -16,7 +16,7 @@ def test_a_queue_of_another_is_not_given_back() -> None:
     """Ctrl-C may come when a queue was chosen and is not yet borrowed; meanwhile another thread borrows it."""
     reader = Reader(Options(memory=MEMORY), Budget(MEMORY))
     with reader.engine() as engine:
-        reader._give_back(engine, object())
+        reader._return(engine, object())
         with reader.engine() as other:
             assert other is not engine
     reader.close()
@@ -27,17 +27,17 @@ def test_a_queue_is_given_back_though_ctrl_c_strikes_then(monkeypatch: pytest.Mo
     """It strikes before the queue was given back, or when that is done and the call has not returned."""
     budget = Budget(MEMORY)
     reader = Reader(Options(memory=MEMORY), budget)
-    give_back, struck = Reader._give_back, 0
+    return_engine, struck = Reader._return, 0
 
     def interrupted(self: Reader, engine: Engine, token: object) -> None:
         nonlocal struck
         struck += 1
         if struck > 1 or is_done:
-            give_back(self, engine, token)
+            return_engine(self, engine, token)
         if struck == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Reader, "_give_back", interrupted)
+    monkeypatch.setattr(Reader, "_return", interrupted)
     with pytest.raises(KeyboardInterrupt), reader.engine() as lost:
         pass
     assert struck == 2

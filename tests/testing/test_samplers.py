@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,50 @@ class TestCallable(SamplerContract):
         return SAMPLERS["callable"](g)
 
 
+def of_the_page(name: str) -> Any:
+    """Make a class that docs/add-a-sampler.md shows."""
+    text = PAGE.read_text()
+    imports = re.findall(r"^from featstore\.sampling.*$", text, re.MULTILINE)
+    (shown,) = re.findall(rf"^class {name}\b.*?(?=\n\n\nwith )", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"np": np, "torch": torch, "featstore": featstore}
+    exec("\n".join([*imports, shown]), names)
+    return names[name]
+
+
 class TestOfThePage(SamplerContract):
     """DropEdge, as docs/add-a-sampler.md has it."""
 
     def make(self, g: featstore.OutOfCoreGraph) -> Any:
-        (text,) = re.findall(r"^class DropEdge:.*?(?=\n\n\nwith )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        names: dict[str, Any] = {"np": np, "torch": torch, "featstore": featstore}
-        exec(text, names)
-        return names["DropEdge"](featstore.NeighborSampler(g, [5, 5], edges=True), keep=0.8)
+        return of_the_page("DropEdge")(featstore.NeighborSampler(g, [5, 5], edges=True), keep=0.8)
+
+
+class TestExpandOfThePage(SamplerContract):
+    """RunSampler, as docs/add-a-sampler.md has it."""
+
+    def make(self, g: featstore.OutOfCoreGraph) -> Any:
+        return of_the_page("RunSampler")(g, [3, -1])
+
+    def test_runs_of_lists(self, contract_g: featstore.OutOfCoreGraph) -> None:
+        """Runs, of lists in memory, of some in memory and of none, are those of the file."""
+        graph, seeds = contract_g, self._seeds()[0]
+        src, dst = torch.cat(list(graph.edges()), dim=1)
+        lists = [src[dst == v].tolist() for v in seeds]
+        found, n_cached = [], []
+        for n_bytes in (0, 20_000, 1 << 20):
+            graph.cache_neighbors(n_bytes, progress=False)
+            n_cached.append(0 if graph.neighbor_cache is None else graph.neighbor_cache.n_cached)
+            found.append(copy.deepcopy(self.make(graph).sample(seeds, epoch=0, index=0)))
+        assert 0 == n_cached[0] < n_cached[1] < n_cached[2] == graph.num_nodes
+        block = found[0].blocks[-1]
+        places = set()
+        for v, neighbours in enumerate(lists):
+            run = found[0].nodes[block.src[block.dst == v]].tolist()
+            assert len(run) == min(3, len(neighbours))
+            runs = [neighbours[k : k + len(run)] for k in range(len(neighbours) - len(run) + 1)]
+            places.add(runs.index(run))
+        assert len(places) > 1
+        for batch in found[1:]:
+            assert all(map(torch.equal, batch.tensors, found[0].tensors))
 
 
 class Right:
