@@ -19,9 +19,9 @@ _TAKEN = ("chunk_directory", "chunks", EDGE_IDS, "indices", "indptr", "out_degre
 
 
 def check_field_name(name: object, of: str = "a field") -> None:
-    """Raise ValueError unless a field can have this name; ``of`` is what has it instead, in the message."""
-    if not isinstance(name, str) or not re.fullmatch(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,60}", name) or name.startswith("."):
-        raise ValueError(f"{of}'s name is 1 to 60 printable characters without '/', not starting with '.': {name!r}")
+    """Raise ValueError unless a field can have this name; ``of`` is what else has it, in the message."""
+    if not isinstance(name, str) or not name.isprintable() or not re.fullmatch(r"[^./][^/]{0,59}", name):
+        raise ValueError(f"{of} has a name of 1 to 60 printable characters without '/', not starting with '.': {name!r}")
 
 
 def open_fields(

@@ -134,7 +134,7 @@ class ListWeights:
     def _serves(self, g: OutOfCoreGraph) -> bool:
         """Tell whether new samplers of a graph draw by these weights: of its features as they are, in this process."""
         is_current = self._g is g and all(each.is_current(g, self.name) for each in self._of_types)
-        is_current &= not any(each.is_damaged for each in self._tables.values())
+        is_current &= not any(each.is_damaged for each in tuple(self._tables.values()))  # another thread may add one
         return is_current and (self.in_memory or bool(self._tables) or self._pid == os.getpid())
 
     @property

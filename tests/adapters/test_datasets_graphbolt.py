@@ -170,7 +170,7 @@ def test_seeds_that_are_edges_of_a_type_are_checked(tmp_path: Path) -> None:
     bolt.meta["tasks"][0]["train_set"] = [{"type": long, "data": [seeds]}]
     notes = graphbolt(bolt.write(), tmp_path / "g", **TINY).notes
     assert [
-        each for each in notes if each.startswith(f"train_set of type {long!r}: ") and "is left out: a field's name is" in each
+        each for each in notes if each.startswith(f"train_set of type {long!r}: ") and "is left out: a field has a name" in each
     ]
     with featstore.open(tmp_path / "g") as g:
         assert g["author"].node_data["test_edges:likes:paper"].tolist() == good.tolist()

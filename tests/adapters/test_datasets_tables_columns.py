@@ -192,6 +192,13 @@ def test_columns_that_a_header_names_are_named(tmp_path: Path) -> None:
         imported(tmp_path, tmp_path / "e.csv", Column("v", "int64"), header=["s", "t", "v"])
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 0)])
+def test_lists_of_no_number_are_no_field(tmp_path: Path, kind: pa.DataType) -> None:
+    pa.parquet.write_table(pa.table({"s": [1], "t": [2], "v": pa.array([[]], kind)}), tmp_path / "e.parquet")
+    with pytest.raises(ValueError, match=r"e\.parquet: column 'v' has lists of no number"):
+        imported(tmp_path, tmp_path / "e.parquet", "v")
+
+
 def test_splits_have_the_names_of_other_importers(tmp_path: Path) -> None:
     texts = ["Train", "val", "TEST", "train", None, "Validation", "valid", "Other", "other", "train"]
     ids = [f"n{i}" for i in range(len(texts))]
@@ -204,5 +211,5 @@ def test_splits_have_the_names_of_other_importers(tmp_path: Path) -> None:
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert {name: nodes.tolist() for name, nodes in g.node_data.items()} == expected
     nodes = NodeTable(path, "id", data={"valid_idx": "y"}, split="split")
-    with pytest.raises(ValueError, match="a split of type '_' makes node data 'valid_idx', and there is another field"):
+    with pytest.raises(ValueError, match=r"n\.parquet: a split in column 'split' makes node data 'valid_idx', and there is another field"):
         import_tables(tmp_path / "h", nodes, edges, progress=False, memory="64MiB")

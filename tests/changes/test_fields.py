@@ -220,7 +220,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rows": np.zeros(E)}, ValueError, f"'z' has {E} rows, but the graph has {N} nodes; edges are {E}: give type={EDGE}"),
     ({"rows": X[:7], "type": EDGE}, ValueError, "7 rows, but the graph has 900 edges"),
     ({"rows": X.astype(complex)}, TypeError, "complex128"),
-    ({"name": "a/b"}, ValueError, "name is 1 to 60"),
+    *(({"name": name}, ValueError, "name of 1 to 60") for name in ("a/b", ".a", "", "x\u202e", "x\n", 61 * "x")),
     ({"name": "y"}, ValueError, "'y' is the name of node data"),
     ({"name": "x"}, ValueError, "there is a feature 'x' already"),
     ({"type": "paper"}, KeyError, "no node type 'paper'"),

@@ -230,6 +230,22 @@ def test_threads_that_draw_meanwhile_do_not_wait(tmp_path: Path, monkeypatch: An
         assert sampler._weights._tables
 
 
+def test_a_sampler_is_made_while_another_thread_makes_tables(tmp_path: Path) -> None:
+    create(tmp_path / "g", 3000, 9)
+    with featstore.open(tmp_path / "g", memory="32MiB") as g:
+        weights = sampler_of(g)._weights
+
+        class Made:
+            @property
+            def is_damaged(self) -> bool:
+                weights._tables[1] = self  # as the other thread, at this moment
+                return False
+
+        weights._tables[0] = Made()
+        assert NeighborSampler(g, [3], weight="w")._weights is weights
+        weights._tables.clear()
+
+
 def in_a_fork(path: str) -> None:
     with featstore.open(path, memory="32MiB") as g:
         expected = NeighborSampler(g, [3, 3], weight="w").sample(torch.arange(9))

@@ -213,6 +213,8 @@ def field_of(file: TableFile, name: str, given: Any) -> Field:
         plains.append(plain)
         kinds.append(kind if _is_time(kind) else None)
         shape = width
+    if shape is not None and 0 in shape:
+        raise ValueError(f"{file.path}: column {columns[0]!r} has lists of no number, which no field stores")
     dtype = np.result_type(*plains) if wanted.dtype is None else np.dtype(wanted.dtype)
     dtype_name(dtype, of=f"field {name!r}")
     _check_fill(name, wanted.fill, dtype)

@@ -326,7 +326,7 @@ class _Splits:
         check_field_name(field_, f"{block.path}: a split in column {column!r}")
         if field_ in self._taken:
             raise ValueError(
-                f"a split of type {self._name!r} makes node data {field_!r}, and there is another field of this name"
+                f"{block.path}: a split in column {column!r} makes node data {field_!r}, and there is another field of this name"
             )
         self._fields.append(field_)
         self.writers.append(self._open(len(self._fields) - 1))

@@ -13,7 +13,7 @@ from featstore.adapters.datasets.tables.files import MOST_BLOCK_BYTES, TableBloc
 from featstore.adapters.datasets.tables.schema import EdgeTable, NodeTable, Table
 from featstore.creation.inputfields import check_field_name
 from featstore.progress import Progress
-from featstore.topology.types import ONE_NODE, EdgeKey, edge_name
+from featstore.topology.types import ONE_EDGE, ONE_NODE, EdgeKey, edge_name
 
 __all__ = ["Tables"]
 
@@ -39,9 +39,9 @@ class Tables:
         self._block_bytes = max(64 << 10, min(MOST_BLOCK_BYTES, memory // 64))
         self._files: dict[int, list[TableFile]] = {}
         for name, table in self.nodes.items():
-            self._files[id(table)] = self._open(table, f"node table {name!r}")
+            self._files[id(table)] = self._open(table, "the node table" if name == ONE_NODE else f"node table {name!r}")
         for key, edge_table in self.edges.items():
-            self._files[id(edge_table)] = self._open(edge_table, f"edge table {edge_name(key)!r}")
+            self._files[id(edge_table)] = self._open(edge_table, _edge_table(key))
         self.kinds = self._find_kinds()
         self._fields = {id(table): self._find_fields(table) for table in (*self.nodes.values(), *self.edges.values())}
 
@@ -177,8 +177,12 @@ class Tables:
         """Get the columns of a table of edges that have ids, and what these hold."""
         table = self.edges[key]
         if table.src == table.dst:
-            raise ValueError(f"edge table {edge_name(key)!r}: sources and destinations are in one column, {table.src!r}")
+            raise ValueError(f"{_edge_table(key)}: sources and destinations are in one column, {table.src!r}")
         return {table.src: self.kinds[key[0]], table.dst: self.kinds[key[2]]}
+
+
+def _edge_table(key: EdgeKey) -> str:
+    return "the edge table" if key == ONE_EDGE else f"edge table {edge_name(key)!r}"
 
 
 def _with_rows(files: list[TableFile]) -> list[TableFile]:
