@@ -470,7 +470,7 @@ def show(name: str, number: int) -> None:
                 print(f"{call}: {error!r}")
 
 
-WHOLE = {"run": 76_000, "typed": 20_000, "dataset": 20_000, "pack": 2_000, "tables": 10_000}
+WHOLE = {"run": 76_000, "typed": 20_000, "dataset": 20_000, "pack": 2_000, "tables": 7_500}
 
 
 def main(arguments: list[str]) -> None:

@@ -179,7 +179,8 @@ def test_a_damaged_file_is_found_by_whoever_uses_it(tmp_path: Path, monkeypatch:
             patch.setattr(SpillFile, "append", damaging)
             n = len(written)
             try:
-                assert np.array_equal(user(tmp_path), expected) == (len(written) == n), number
+                assert np.array_equal(user(tmp_path), expected), number
+                assert len(written) == n
             except CorruptionError as error:
                 assert error.path == written[-1]
         assert os.listdir(tmp_path) == ["g"]
