@@ -12,7 +12,7 @@ from featstore._core import cache as _core
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreError, PluginError
 from featstore.registry import error_text
 
 __all__ = ["check_scores", "choose_rows", "scores_there", "top_rows", "top_rows_beside"]
@@ -149,7 +149,7 @@ def choose_rows(
             slots = np.empty(len(rows), np.int64)
             slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
             return rows, slots
-        except (PluginError, MemoryError):
+        except (FeatstoreError, OSError, MemoryError):
             raise
         except Exception as error:
             raise PluginError(f"policy {policy.name!r}: scores failed: {error_text(error)}") from error

@@ -174,12 +174,13 @@ class PairSorter:
         return {
             "files": [os.path.basename(bucket.file.path) for bucket in spilled],
             "ranges": [[bucket.low, bucket.high, bucket.n_pairs] for bucket in spilled],
+            "digests": [bucket.file.digest for bucket in spilled],
         }
 
     def go_on(self, kept: Mapping[str, Any]) -> None:
         """Go on with what another sorter of such pairs has kept, in place of adding them; its memory may have been another."""
-        for name, (low, high, n_pairs) in zip(kept["files"], kept["ranges"], strict=True):
-            file = SpillFile(os.path.join(self._directory, name), self._dtype, n_pairs)
+        for name, (low, high, n_pairs), digest in zip(kept["files"], kept["ranges"], kept["digests"], strict=True):
+            file = SpillFile(os.path.join(self._directory, name), self._dtype, n_pairs, digest)
             self._spill.append(_Bucket(file, low, high, None))
 
     def _columns(self, pairs: npt.NDArray[Any]) -> tuple[Int64s, Int64s, Int64s | None]:
@@ -241,7 +242,11 @@ class PairSorter:
             self._remove(bucket.file)
             return
         for first in range(0, bucket.n_pairs, self.block_pairs):
-            self._scatter(finer, bucket.file.take(min(self.block_pairs, bucket.n_pairs - first)))
+            pairs = bucket.file.take(min(self.block_pairs, bucket.n_pairs - first))
+            try:
+                self._scatter(finer, pairs)
+            except ValueError:  # a number that is in no part of the range
+                raise bucket.file.damage() from None
         self._remove(bucket.file)
         yield from self._drain(finer)
 

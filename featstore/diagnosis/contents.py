@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import asdict
 
 from featstore.budget import Budget
 from featstore.config import Options, available_memory, format_size
-from featstore.diagnosis.findings import Finding, brief
+from featstore.diagnosis.findings import FAILING, Finding, brief
 from featstore.errors import BudgetError, BusyError, CorruptionError, FeatstoreError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
@@ -114,6 +115,8 @@ def rates(path: str, graph: OutOfCoreGraph | None, backend: str) -> Finding:
     except CorruptionError as error:
         return Finding("drive", "error", "not measured", brief(error), RESTORE)
     except OSError as error:
+        if error.errno == errno.EIO:
+            return Finding("drive", "error", "not measured", brief(error), FAILING)
         cause = f"{place} may not be written" if error.errno in CANNOT_WRITE else brief(error)
         return Finding("drive", "warning", "not measured", cause, "give a directory that may be written, with room for 64 MiB")
     values = asdict(speed)

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from featstore.display import Display, ShownAsTables, Table, printable
 
-__all__ = ["Diagnosis", "Finding", "brief"]
+__all__ = ["FAILING", "Diagnosis", "Finding", "brief"]
+
+FAILING = "dmesg has what the drive reported; restore the file from a copy"  # the remedy where a drive fails to read or write
 
 Status = Literal["ok", "note", "warning", "error"]
 

@@ -16,7 +16,7 @@ from featstore._core.descriptor import close, open_fd
 from featstore._core.io import direct_alignment, direct_mode
 from featstore.config import format_size
 from featstore.diagnosis import kernel
-from featstore.diagnosis.findings import Finding, brief
+from featstore.diagnosis.findings import FAILING, Finding, brief
 from featstore.gather import sharedmemory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rundir import runs_directory
@@ -172,7 +172,7 @@ def _to_try(error: OSError) -> str:
     if is_drive_full(error):
         return "free some space on the drive"
     if error.errno == errno.EIO:
-        return "dmesg has what the drive reported; restore the file from a copy"
+        return FAILING
     return "give a directory that may be written, or one with files that may be read"
 
 

@@ -12,7 +12,7 @@ import torch
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.select import check_scores, scores_there
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.arrays import as_array
 from featstore.registry import error_text
 from featstore.topology.noderows import NodeRows
@@ -27,6 +27,8 @@ def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: boo
     """Score a context's rows, or their neighbour lists; PluginError if the policy raises or returns invalid scores."""
     try:
         scores = as_array("scores", (policy.list_scores if of_lists else policy.scores)(context))
+    except (FeatstoreError, OSError, MemoryError):
+        raise
     except Exception as error:
         raise PluginError(f"policy {policy.name!r}: scores failed: {error_text(error)}") from error
     return scores_there(context, check_scores(policy, scores, context.n))

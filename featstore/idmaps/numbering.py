@@ -184,6 +184,8 @@ class SpilledNumbers:
             table, first_at = MemoryNumbers(Room(self._memory // 4)), np.empty(_LEAST_ROOM, np.int64)
             for records in of_hash.drain(self._step):
                 at = records["at"].astype(np.int64)
+                if not 0 <= at.min() <= at.max() < self._total:
+                    raise of_hash.damage()
                 before = table.n
                 try:
                     ids, new = table.add(np.ascontiguousarray(records["hashes"], np.uint64))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, EdgePlan, Tier, TierRows
 from featstore.gather.sources import RowSource
 from featstore.pack.typedsamples import untyped
@@ -84,6 +84,8 @@ class _CheckedEpoch(EpochRun):
                 self._check_batch(batch)
             except PluginError as error:
                 raise PluginError(f"{where}: {error}") from error.__cause__
+            except (FeatstoreError, OSError, MemoryError):
+                raise  # as where memory is short, which other holders may give back
             except Exception as error:
                 raise PluginError(f"{where} cannot be read: {error_text(error)}") from error
         return batch
@@ -123,6 +125,8 @@ class _CheckedEpoch(EpochRun):
                 self._check_plan(name, plan, tiers, batch)
             except PluginError as error:
                 raise PluginError(f"{where}: {error}") from error.__cause__
+            except (FeatstoreError, OSError, MemoryError):
+                raise
             except Exception as error:
                 raise PluginError(f"{where} cannot be read: {error_text(error)}") from error
         return plan, tiers

@@ -332,6 +332,8 @@ def _assigned(asked: _Asked, chosen: Partitioner, n_parts: int, is_train: Bytes 
             answer = chosen.assign(stream)
     try:
         found = check_parts(answer, g.num_nodes, n_parts, "its answer")
+    except MemoryError:
+        raise
     except Exception as error:
         raise PluginError(f"{label}: {error_text(error)}") from error
     # A plug-in may keep its array, and write to it later.

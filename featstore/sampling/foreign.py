@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from featstore.distinct import distinct
-from featstore.errors import PluginError
+from featstore.errors import FeatstoreError, PluginError
 from featstore.gather.arrays import as_array, first_seen
 from featstore.registry import error_text
 from featstore.sampling.batch import EDGE_ARRAYS, Block, CheckedSampler, NodeCopies, SampledBatch
@@ -215,6 +215,8 @@ def sampled_by(sampler: Any, sample: Any, num_nodes: int, epoch: int, index: int
         return as_sampled(sample, num_nodes, epoch, index)
     except PluginError as error:
         raise PluginError(f"sampler {_label(sampler)!r}: {error}") from error.__cause__
+    except (FeatstoreError, OSError, MemoryError):
+        raise
     except Exception as error:  # of an attribute or an array of the answer
         raise PluginError(f"sampler {_label(sampler)!r}: what it returned cannot be read: {error_text(error)}") from error
 

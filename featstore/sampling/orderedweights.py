@@ -87,7 +87,10 @@ def weights_in_order(
                         yield rows.take(ids)
                     return
                 for ids in ids_of_part[part].drain(n_ids):
-                    found[part].append(rows.take(ids - part * n_rows))
+                    at = ids - part * n_rows
+                    if len(at) and not 0 <= at.min() <= at.max() < len(rows):
+                        raise ids_of_part[part].damage()
+                    found[part].append(rows.take(at))
             for ids in _numbers(numbers, kind, n_ids):
                 weights = np.empty(len(ids), dtype)
                 for part, at in _parts(ids, n_rows, n_parts):

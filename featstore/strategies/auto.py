@@ -282,12 +282,17 @@ def decide(
             reason, more = f"no disk to estimate: {error.strerror}", "run_dir=, a directory on a drive with more room"
             if planning.disk is not None and not is_drive_full(error):
                 more = f"disk='{at_least(_profile_disk(context))}' or more"
-        elif has_no_room(error) and options.get("run_dir") is None:
+        elif has_no_room(error) and options.get("run_dir") is None and _is_of_runs(error, planning.run_dir):
             reason, more = f"no disk to estimate: {error}", "run_dir=, a directory where run files can be written"
         else:
             raise
         _warn(reason, more)
         return _default(context, planning, capacity, pack_rows, reason)
+
+
+def _is_of_runs(error: OSError, run_dir: str) -> bool:
+    """Tell whether an error is of run files: others may not be read, which needs another remedy."""
+    return error.filename is not None and os.path.abspath(os.fsdecode(error.filename)).startswith(os.path.abspath(run_dir))
 
 
 def _estimated(

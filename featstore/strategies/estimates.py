@@ -50,6 +50,8 @@ def estimate_lengths(context: Context, options: Mapping[str, Any]) -> Lengths:
                 except BudgetError as error:
                     more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
                     length = Length(1, len(context.batches), impossible=more)
+                except OSError:
+                    raise  # of a read, as of the batch that is measured: no fault of the strategy's
                 except Exception as error:  # of a plug-in, which the user did not ask for: the others are compared
                     more = f"strategy {name!r} ({cls.__module__}.{cls.__qualname__}) cannot be made, or estimates no length: "
                     more += f"{type(error).__name__}: {error}"

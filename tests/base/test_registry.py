@@ -6,11 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from featstore.cache import base
 from featstore.cache.base import (
@@ -23,9 +26,16 @@ from featstore.cache.base import (
     register_policy,
 )
 from featstore.cache.lru import LRU
-from featstore.errors import FeatstoreWarning, PluginError
+from featstore.cache.select import choose_rows
+from featstore.errors import BudgetError, CorruptionError, FeatstoreWarning, PluginError
+from featstore.gather.plan import BatchPlan
+from featstore.graph.policyinputs import policy_scores
+from featstore.load import checkedstrategy
 from featstore.partitioning import base as partitioners
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.foreign import sampled_by
 from featstore.strategies import registry as strategies
+from featstore.strategies.base import Batch, EpochRun
 from featstore.strategies.ondemand import OnDemand
 from tests.support.programs import FORGET_FEATSTORE, run_program
 from tests.support.refusing import refuses
@@ -368,3 +378,55 @@ def test_hypothesis_is_only_needed_for_testing() -> None:
         if "testing" not in path.parts and ("hypothesis" in path.read_text() or "import pytest" in path.read_text())
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(5, "fails", "x"),
+        CorruptionError("damaged", "x"),
+        BudgetError("none", 7),
+        MemoryError(),
+        KeyError("x"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_errors_of_the_drive_and_of_memory_are_not_said_to_be_a_plug_ins(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they come out of its code: a loader gives memory back after a lack of it, and the command advises on damage."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise failure
+
+    class Run(EpochRun):
+        threads = 1
+
+        def batch(self, position: int) -> Any:
+            return Batch(position, SampledBatch(0, 0, torch.arange(3), 3, ()))
+
+        def plan(self, name: str, batch: Batch) -> Any:
+            return BatchPlan(3, ()), {}
+
+    policy: Any = type("Fails", (StaticPolicy,), {"name": "fails", "scores": fail})()
+    context = PolicyContext(3, 4, fail, fail)
+    answer = type("Answer", (), {"num_sampled_nodes": property(fail)})()
+    graph = SimpleNamespace(num_nodes=3, pool=None)
+    loader: Any = SimpleNamespace(graph=graph, nodes=SimpleNamespace(rows_of=fail))
+    monkeypatch.setattr(checkedstrategy, "as_sampled", fail)
+    epoch = checkedstrategy._CheckedEpoch("mine", Run(), loader, None, 0)
+    calls: dict[str, Callable[[], Any]] = {
+        "scores": lambda: policy_scores(policy, context, of_lists=False),
+        "rows": lambda: choose_rows(policy, context, 3, 1, by_score=False),
+        "sample": lambda: sampled_by(policy, answer, 3, 0, 0),
+        "batch": lambda: epoch.batch(0),
+        "plan": lambda: epoch.plan("x", Run().batch(0)),
+    }
+    for name, call in calls.items():
+        if isinstance(failure, KeyError):
+            with pytest.raises(PluginError, match="KeyError"):
+                call()
+            continue
+        with pytest.raises(type(failure)) as caught:
+            call()
+        assert caught.value is failure, name

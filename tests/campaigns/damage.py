@@ -343,12 +343,12 @@ def work(rank: int, name: str, folder: str, first: int, stop: int, verify: str, 
     In a process of its own. What it does is in the file ``at``, so that whoever survives it knows which damage killed it.
     """
     where, subject = Path(folder), SUBJECTS[name]
-    if not checked:
-        without_sums()
     copy = where / f"copy-{rank}"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(where / "whole", copy)
     files, older, whole = files_of(copy), files_of(where / "older"), subject.digest(copy)
+    if not checked:
+        without_sums()
     with open(where / f"at-{rank}", "r+b") as file, open(where / f"log-{rank}", "a") as log:
         at = mmap.mmap(file.fileno(), 8)
         for number in range(first, stop, WORKERS):
@@ -397,7 +397,7 @@ def run(name: str, n: int, folder: Path, first: int = 0, verify: str = "always",
             if status == 0 and at == -1:
                 del todo[rank]
                 continue
-            assert at >= 0, f"a worker ended: {status}\n{printed}"
+            assert at >= todo[rank], f"a worker ended before a damage: {status}\n{printed}"
             came = "HANG" if status == -signal.SIGALRM else f"DEAD: {status}"
             report.counts[came.partition(":")[0]] += 1
             report.failures[at] = f"{came} {printed[-2000:]}"
@@ -470,7 +470,7 @@ def show(name: str, number: int) -> None:
                 print(f"{call}: {error!r}")
 
 
-WHOLE = {"run": 76_000, "typed": 20_000, "dataset": 20_000, "pack": 2_000}
+WHOLE = {"run": 76_000, "typed": 20_000, "dataset": 20_000, "pack": 2_000, "tables": 7_500}
 
 
 def main(arguments: list[str]) -> None:

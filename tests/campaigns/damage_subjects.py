@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import mmap
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import featstore
@@ -29,6 +31,7 @@ from featstore.gather.plan import Changeset
 from featstore.gather.sources import ExtentSource
 from featstore.plan.planfile import PlanFile, write_plan
 from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.sampling import listweights
 from featstore.storage.checkpoint import read_checkpoint, write_checkpoint
 from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.format import sums_seed
@@ -326,6 +329,75 @@ def check_run(path: Path) -> None:
             file.close()
 
 
+# --- alias tables of weights ----------------------------------------------------------------------------------------------------
+
+HUB = 900  # edges of one list: beyond those of which all columns are read
+ONE_TYPE = ("_", "_", "_")
+
+
+@functools.cache
+def weighted_edges() -> np.ndarray[Any, Any]:
+    """Edges in no order, with a long list, as numbered pairs of source and destination."""
+    rng = np.random.default_rng(3)
+    edges = rng.integers(0, N, (2, E))
+    edges[1, rng.permutation(E)[:HUB]] = 7
+    return edges
+
+
+def make_weighted(path: Path, seed: int) -> None:
+    weights = np.random.default_rng(seed).pareto(1.0, E) * (np.arange(E) % 5 > 0)  # some are 0
+    features = {"edge_features": {"w": weights.astype(np.float32)}}
+    featstore.OutOfCoreGraph.from_edge_index(path, weighted_edges(), N, **features, progress=False).close()
+
+
+@contextlib.contextmanager
+def tables_on_the_drive(g: Any) -> Iterator[Any]:
+    """Make the weights of a graph's samplers, whose alias tables are in a run file; yield the tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listweights, "_KEPT_FRACTION", 0)
+        weights = listweights.ListWeights.of(g, "w", [ONE_TYPE])
+    yield weights._tables[0]
+
+
+def make_tables(path: Path, seed: int) -> None:
+    """Make the run file of a sampler by weight. Its weights are those of the seed, which is never damaged."""
+    path.mkdir()
+    make_weighted(path / "g", seed)
+    with featstore.open(path / "g", **OPEN) as g, tables_on_the_drive(g) as tables:
+        file = tables._file
+        for name in ("columns", "columns.sums"):
+            shutil.copy(Path(file.path).parent / name, path)
+        known = {"weights": seed, "seed": file.seed, "n": file.n_rows, "bytes": (path / "columns").stat().st_size}
+    shutil.rmtree(path / "g")
+    (path / "known.json").write_text(json.dumps(known))
+
+
+def read_tables(path: Path, verify: str) -> Pieces:
+    """Draw by the tables: short lists and a long one, few neighbours and many; each drawn edge must be one of its list."""
+    known = json.loads((path / "known.json").read_text())
+    edges, whole = weighted_edges(), path.with_name(f"{path.name}-g")
+    if not whole.exists():
+        make_weighted(whole, known["weights"])
+    with featstore.open(whole, verify=verify, **OPEN) as g, tables_on_the_drive(g) as tables:
+        seed, n = known["seed"], known["n"]
+        of: dict[str, Any] = {"layout": RowLayout(8, 1, 8), "n_rows": n, "seed": seed, "n_bytes": known["bytes"]}
+        damaged = g.reader.open(path / "columns", sums_seed=sums_seed(seed), **of)
+        tables._file.close()
+        tables._file = damaged
+        for replace in (False, True):
+            for fanouts in ([3, 2], [40]):
+                sampler = featstore.NeighborSampler(g, fanouts, seed=1, weight="w", replace=replace, edges=True)
+                batch = sampler.sample(torch.arange(N))
+                ids = batch.input_ids.numpy()
+                for block in batch.blocks:
+                    numbers = next(iter(block.edge_arrays.values())).numpy()
+                    ends = ids[block.src.numpy()], ids[block.dst.numpy()]
+                    assert np.array_equal(edges[:, numbers], np.stack(ends)), "neighbours that their lists have not"
+                yield batch.input_ids
+                for block in batch.blocks:
+                    yield from (block.src, block.dst, *block.edge_arrays.values())
+
+
 # --- the control ----------------------------------------------------------------------------------------------------------------
 
 
@@ -354,5 +426,6 @@ SUBJECTS = {
     "pack": Subject(make_one_pack, read_pack, verify_pack),
     # Whoever wrote these files has them open; of a checkpoint, its reader compares the id.
     "run": Subject(make_run, read_run, check_run, frozenset({"samples", "plan", "trace", "progress"})),
+    "tables": Subject(make_tables, read_tables, lambda path: None),  # nothing but draws checks them
     "mapped": Subject(make_mapped, read_mapped, lambda path: None),
 }

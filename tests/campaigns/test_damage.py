@@ -16,7 +16,7 @@ from tests.campaigns.damage_subjects import SUBJECTS, Subject, kind_of
 
 pytestmark = pytest.mark.usefixtures("_program_server")
 
-SMALL = {"run": 150, "typed": 50, "dataset": 50, "pack": 9}
+SMALL = {"run": 150, "typed": 50, "dataset": 50, "pack": 9, "tables": 50}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_hundred_thousand_damages_are_found_or_harmless(memory: Path, name: st
     assert report.n == WHOLE[name]
 
 
-@pytest.mark.parametrize("name", ["typed", "run"])
+@pytest.mark.parametrize("name", ["typed", "run", "tables"])
 def test_without_checksums_data_are_silently_wrong(memory: Path, name: str) -> None:
     """The control: the comparison of sums is taken out of the library, and the same damages are wrong data."""
     report = run(name, 90, memory, verify="off", checked=False)
@@ -99,7 +99,17 @@ def test_every_kind_of_file_is_damaged(memory: Path) -> None:
         kinds |= {kind_of(str(path.relative_to(made))) for path in made.rglob("*") if path.is_file()}
     rows = {"node.x", "node.y", "edge.indptr", "edge.indices", "edge.out_degree", "edge.edge_ids", "edge.w", "edge.chunks"}
     rows |= {"edge.chunk_directory", "patch-node", "blocks-node", "cache.neighbors", "parts", "train_nodes", "cross_out_degree"}
-    rows |= {"part_nodes", "part_offsets", "part_indices", "ids.names", "ids.offsets", "ids.hashes", "ids.buckets", "extents"}
+    rows |= {
+        "part_nodes",
+        "part_offsets",
+        "part_indices",
+        "ids.names",
+        "ids.offsets",
+        "ids.hashes",
+        "ids.buckets",
+        "extents",
+        "columns",
+    }
     others = {
         "catalog",
         "pack",

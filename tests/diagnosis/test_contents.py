@@ -149,6 +149,22 @@ def test_a_slow_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "streamed" in found.remedy
 
 
+def test_a_drive_that_fails_is_an_error_and_no_lack_of_room(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, status, remedy in (
+        (errno.EIO, "error", "dmesg"),
+        (errno.ENOSPC, "warning", "room"),
+        (errno.EROFS, "warning", ""),
+    ):
+
+        def fail(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number), "features")
+
+        monkeypatch.setattr(contents, "measure_drive", fail)
+        found = contents.rates(dataset, None, "auto")
+        assert (found.status, found.text) == (status, "not measured")
+        assert remedy in found.remedy
+
+
 def test_another_drive_has_the_files_of_runs(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "measure_drive", lambda *_: DriveSpeed(9e4, 1e9, 1e9))
     monkeypatch.setattr(contents, "runs_directory", lambda _: "/dev/featstore.runs")

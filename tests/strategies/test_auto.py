@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
 from featstore.cli.plots import draw_estimates
+from featstore.errors import CorruptionError
 from featstore.estimate.cost import TIE, Estimate, Machine
 from featstore.storage import drive as drive_module
 from featstore.storage.drive import DriveSpeed
@@ -208,7 +210,7 @@ def test_where_no_run_files_can_be_made_auto_reads_on_demand_and_others_say_so(
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.ENOLCK, errno.ENAMETOOLONG])
 def test_where_no_run_files_have_room_auto_reads_on_demand(data: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise OSError(code, os.strerror(code), "run-1")
+        raise OSError(code, os.strerror(code), f"{data}.runs/run-1")
 
     monkeypatch.setattr("featstore.strategies.auto.Profile", full)
     with featstore.open(data, memory="64MiB") as g:
@@ -218,6 +220,26 @@ def test_where_no_run_files_have_room_auto_reads_on_demand(data: Path, code: int
             taken = auto.stats()["auto"]["taken"]
             assert (taken["strategy"], taken["policy"]) == ("ondemand", "degree"), "which samples nothing to begin"
             assert sum(1 for _ in auto) == 10
+
+
+@pytest.mark.parametrize(
+    ("code", "of"), [(errno.EIO, "g.runs/run-1"), (errno.EIO, "g/x"), (errno.EACCES, "g/x"), (errno.ENOTDIR, "p/x"), (0, "")]
+)
+def test_what_cannot_be_read_while_auto_estimates_is_no_lack_of_disk(
+    data: Path, code: int, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(data.parent / of)
+    failure = OSError(code, os.strerror(code), path) if code else CorruptionError("damaged", path)
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    for what in ("featstore.strategies.auto.Profile", "featstore.Superbatch.estimate_length"):
+        with monkeypatch.context() as patch, featstore.open(data, memory="64MiB") as g:
+            patch.setattr(what, fail)
+            with pytest.raises(OSError, match=re.escape(path)) as caught:
+                loader(g, "auto", cache=0.1)
+        assert caught.value is failure
 
 
 def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
