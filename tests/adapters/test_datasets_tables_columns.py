@@ -211,5 +211,7 @@ def test_splits_have_the_names_of_other_importers(tmp_path: Path) -> None:
     with featstore.open(tmp_path / "g", memory="64MiB") as g:
         assert {name: nodes.tolist() for name, nodes in g.node_data.items()} == expected
     nodes = NodeTable(path, "id", data={"valid_idx": "y"}, split="split")
-    with pytest.raises(ValueError, match=r"n\.parquet: a split in column 'split' makes node data 'valid_idx', and there is another field"):
+    with pytest.raises(
+        ValueError, match=r"n\.parquet: a split in column 'split' makes node data 'valid_idx', and there is another"
+    ):
         import_tables(tmp_path / "h", nodes, edges, progress=False, memory="64MiB")
