@@ -100,7 +100,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(made: Path, t
             refuses(error, words, lambda: g.aggregate(*arguments, progress=False))
         for options, error, words in (
             ({"hops": 0}, ValueError, "hops must be at least 1"),
-            ({"name": "a/b"}, ValueError, "a field's name"),
+            ({"name": "a/b"}, ValueError, "a field has a name of"),
             ({"name": "float32"}, ValueError, "choose another"),
             ({"progress": 1}, TypeError, "progress"),
         ):

@@ -161,7 +161,7 @@ def test_no_features_of_nodes_and_no_edges(tmp_path: Path, device: str) -> None:
         ({"w": np.zeros(E - 1)}, f"edge feature 'w' has {E - 1} rows, but the graph has {E} edges"),
         ({"indices": np.zeros(E)}, "cannot be named 'indices'"),
         ({"edge_ids": np.zeros(E)}, "cannot be named 'edge_ids'"),
-        ({"a/b": np.zeros(E)}, "a field's name"),
+        ({"a/b": np.zeros(E)}, "a field has a name of"),
     ],
 )
 @pytest.mark.parametrize("lists", [False, True])
