@@ -93,7 +93,16 @@ EXPORT int featstore_fault_arm(const char *path, unsigned ops, long k, long time
     return 0;
 }
 
-EXPORT void featstore_fault_signal(int number) { fired_signal = number; }
+/* The handler may write, which comes here and has paths on its stack: more than the 16 KiB of the interpreter's, below which its own
+ * memory lies. It runs on this one, if the thread that asks is the one that fails; 0: on the one that it had. */
+EXPORT void featstore_fault_signal(int number) {
+    static char handlers[1 << 18];
+    static stack_t before;
+    stack_t larger = {.ss_sp = handlers, .ss_size = sizeof handlers};
+    if (!fired_signal && number) sigaltstack(&larger, &before);
+    if (fired_signal && !number) sigaltstack(&before, NULL);
+    fired_signal = number;
+}
 EXPORT const char *featstore_fault_fired_path(void) { return fired_path; }
 EXPORT void featstore_fault_disarm(void) { atomic_store(&armed_ops, 0); }
 EXPORT long featstore_fault_calls(void) { return atomic_load(&count->calls); }

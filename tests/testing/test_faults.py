@@ -20,6 +20,7 @@ from featstore.testing.faults import (
     OPERATIONS,
     Fault,
     deny_syscalls,
+    fault_stacks,
     flipped,
     forked,
     random_flips,
@@ -31,6 +32,41 @@ from featstore.testing.faults import (
 )
 from featstore.testing.limits import memory_group
 from tests.support.programs import run_in_fork
+
+
+class _SignalStack(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+    @classmethod
+    def now(cls) -> _SignalStack:
+        """The stack on which this thread's handlers of signals run."""
+        found = cls()
+        assert not ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
+        return found
+
+
+def find_stacks(path: str) -> None:
+    """In the child: memory that handlers use is theirs, though what notes the stack of a failing write writes itself."""
+    file = os.open(f"{path}/file", os.O_CREAT | os.O_WRONLY)
+    before = _SignalStack.now()
+    with fault_stacks() as last:
+        stack = _SignalStack.now()
+        ctypes.memset(stack.at, 0xA5, stack.size)
+        with Fault(path, "write", "EFBIG") as fault, pytest.raises(OSError, match="File too large"):
+            os.write(file, b"x")
+        assert fault.fired == 1
+        assert last()[0][1] == "find_stacks"
+        left = ctypes.string_at(stack.at, stack.size)
+        n_used = len(left.lstrip(b"\xa5"))
+        assert 4096 < n_used < stack.size // 2, (n_used, stack.size)
+    after = _SignalStack.now()
+    assert (after.at, after.flags, after.size) == (before.at, before.flags, before.size)
+    os.close(file)
+
+
+@pytest.mark.usefixtures("_program_server")
+def test_handlers_that_note_stacks_have_room(tmp_path: Path) -> None:
+    run_in_fork(find_stacks, str(tmp_path))
 
 
 def write_then_read(folder: Path) -> bytes:
