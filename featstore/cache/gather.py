@@ -29,7 +29,8 @@ MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is re
 # A plan of so few rows takes ordinary memory, which is never refused: a gather ends, however short the budget is.
 FEWEST_ROWS_AT_ONCE = 512
 _MEMORY = frozenset({Tier.HOST})
-_OTHERS = frozenset(Tier) - _MEMORY
+_ALL = frozenset(Tier)
+_OTHERS = _ALL - _MEMORY
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -186,7 +187,8 @@ class Gather:
             finally:
                 cache.unpin(depth)
         if filled < plan.n_rows:
-            execute(plan, sources, out, _OTHERS, counts, gap_bytes)
+            # Without a cache hits have no source: it was closed after the plan was made, and ClosedError says so.
+            execute(plan, sources, out, _ALL if cache is None else _OTHERS, counts, gap_bytes)
         if cache is not None and (given is not None or filled < plan.n_rows or cache.has_failed):
             begin = time.perf_counter()
             if given is None:
