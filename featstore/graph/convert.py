@@ -78,7 +78,7 @@ def convert(
 
     Examples
     --------
-    >>> featstore.convert("graph", "chunked", chunk_bytes="8MiB")      # doctest: +SKIP
+    >>> featstore.convert("graph", "chunked", chunk_bytes="8MiB")
     True
     """
     root = os.path.abspath(user_path(path))

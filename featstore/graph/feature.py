@@ -511,7 +511,7 @@ class FeatureStore(ShownAsTables, Dataset[torch.Tensor]):
 
         Examples
         --------
-        >>> x = x.update([3, 5], torch.zeros(2, x.shape[1]))                      # doctest: +SKIP
+        >>> x = x.update([3, 5], torch.zeros(2, x.shape[1]))
         """
         if self._change is None:
             raise NotImplementedError(f"the rows of {self.name!r} are in no file that can be changed: change the whole dataset")

@@ -156,7 +156,9 @@ def infer(
 
     Examples
     --------
-    >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
+    >>> def sage(layer):
+    ...     return Aggregate(lambda h, mean: (layer.of_self(h) + layer.of_neighbors(mean)).relu())
+    >>> h = featstore.infer(g, [sage(layer) for layer in model.layers])
     """
     with Meeting(rank, world_size) as meeting:
         run = run_layers(g, layers, features, out, dtype, device, overwrite, memory, resume, progress, meeting)

@@ -88,9 +88,9 @@ class History(Shown):
 
     Examples
     --------
-    >>> history = featstore.History(dim=256, nodes=0.2)                        # doctest: +SKIP
-    >>> loader = featstore.Loader(g, sampler, batches, history=history)        # doctest: +SKIP
-    >>> for batch in loader:                                                   # doctest: +SKIP
+    >>> history = featstore.History(dim=256, nodes=0.2)
+    >>> loader = featstore.Loader(g, sampler, seeds, history=history)
+    >>> for batch in loader:
     ...     h = batch.x
     ...     for layer, block in zip(layers, batch.blocks):
     ...         if block is batch.blocks[-1]:

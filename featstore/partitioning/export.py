@@ -119,8 +119,8 @@ def export(
 
     Examples
     --------
-    >>> featstore.partition(g, 4, "ldg", train_idx, hops=2)             # doctest: +SKIP
-    >>> featstore.export(g, "part.2", part=2)                           # doctest: +SKIP
+    >>> featstore.partition(g, 4, "ldg", train_idx, hops=2)
+    >>> featstore.export(g, "part.2", part=2)
     """
     overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
     if not isinstance(g, OutOfCoreGraph):

@@ -91,8 +91,8 @@ class EpochSampler(CheckedSampler):
 
     Examples
     --------
-    >>> sampler = EpochSampler(g, fanouts=[20, 15, 10])                                  # doctest: +SKIP
-    >>> loader = featstore.Loader(g, sampler, seeds, batch_size=1000, strategy="streamed")  # doctest: +SKIP
+    >>> sampler = EpochSampler(g, fanouts=[20, 15, 10])
+    >>> loader = featstore.Loader(g, sampler, seeds, batch_size=1000, strategy="streamed")
     """
 
     def __init__(

@@ -88,8 +88,8 @@ class LaborSampler(FanoutSampler):
 
     Examples
     --------
-    >>> sampler = LaborSampler(g, fanouts=[10, 10], batch_dependency=64)  # doctest: +SKIP
-    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)      # doctest: +SKIP
+    >>> sampler = LaborSampler(g, fanouts=[10, 10], batch_dependency=64)
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)
     """
 
     draws_types: ClassVar[bool] = True

@@ -84,8 +84,8 @@ class LayerSampler(HopSampler):
 
     Examples
     --------
-    >>> sampler = LayerSampler(g, sizes=[512, 512])                   # doctest: +SKIP
-    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
+    >>> sampler = LayerSampler(g, sizes=[512, 512])
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)
     """
 
     def __init__(

@@ -91,8 +91,8 @@ class NeighborSampler(FanoutSampler):
 
     Examples
     --------
-    >>> sampler = NeighborSampler(g, fanouts=[10, 10])         # doctest: +SKIP
-    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
+    >>> sampler = NeighborSampler(g, fanouts=[10, 10])
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)
     """
 
     draws_types: ClassVar[bool] = True

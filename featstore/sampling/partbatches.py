@@ -60,7 +60,7 @@ class PartBatches(CutBatches):
     Examples
     --------
     >>> parts = featstore.partition(g, 4, "ldg", idx, hops=2)
-    >>> loader = featstore.Loader(g, sampler, featstore.PartBatches(parts, idx, 1024))
+    >>> loader = featstore.Loader(g, sampler, featstore.PartBatches(parts, idx, 1024), rank=0, world_size=4)
     """
 
     run_length = 1

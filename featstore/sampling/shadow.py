@@ -79,8 +79,8 @@ class ShadowSampler(NeighborSampler):
 
     Examples
     --------
-    >>> sampler = ShadowSampler(g, fanouts=[10, 5], layers=5)         # doctest: +SKIP
-    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
+    >>> sampler = ShadowSampler(g, fanouts=[10, 5], layers=5)
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)
     """
 
     numbers_drawn = False  # the subgraph's edges are found and numbered after the draws

@@ -59,8 +59,8 @@ class StoreFeature(gb.Feature):  # type: ignore[misc]  # of a package without ty
 
     Examples
     --------
-    >>> store = gb.BasicFeatureStore({("node", None, "x"): StoreFeature(g.features["x"])})        # doctest: +SKIP
-    >>> datapipe = datapipe.fetch_feature(store, node_feature_keys=["x"])                         # doctest: +SKIP
+    >>> store = gb.BasicFeatureStore({("node", None, "x"): StoreFeature(g.features["x"])})
+    >>> datapipe = datapipe.fetch_feature(store, node_feature_keys=["x"])
     """
 
     def __init__(self, store: FeatureStore, metadata: Mapping[str, Any] | None = None) -> None:
@@ -158,7 +158,7 @@ def features(g: OutOfCoreGraph) -> dict[FeatureKey, StoreFeature]:
 
     Examples
     --------
-    >>> datapipe = datapipe.fetch_feature(gb.BasicFeatureStore(features(g)), node_feature_keys=["x"])   # doctest: +SKIP
+    >>> datapipe = datapipe.fetch_feature(gb.BasicFeatureStore(features(g)), node_feature_keys=["x"])
     """
     refuse_path(g)
     if not isinstance(g, OutOfCoreGraph):

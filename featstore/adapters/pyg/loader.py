@@ -134,8 +134,8 @@ class NeighborLoader(ShownAsTables):
 
     Examples
     --------
-    >>> loader = NeighborLoader(g, num_neighbors=[10, 10], input_nodes=train_idx, batch_size=1024)  # doctest: +SKIP
-    >>> for batch in loader:                                                                        # doctest: +SKIP
+    >>> loader = NeighborLoader(g, num_neighbors=[10, 10], input_nodes=train_idx, batch_size=1024)
+    >>> for batch in loader:
     ...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
     """
 

@@ -81,9 +81,12 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
 
     Examples
     --------
-    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                        # doctest: +SKIP
-    >>> LinkNeighborLoader(stores(g), num_neighbors=[], edge_label_index=(None, edges),                # doctest: +SKIP
-    ...                    neighbor_sampler=sampler, neg_sampling="binary", batch_size=512)
+    >>> from torch_geometric.loader import LinkNeighborLoader
+    >>> from featstore.adapters.pyg import Sampler, stores
+    >>> edges = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))
+    >>> loader = LinkNeighborLoader(stores(g), num_neighbors=[], edge_label_index=(None, edges),
+    ...                             neighbor_sampler=sampler, neg_sampling="binary", batch_size=512)
     """
 
     def __init__(self, sampler: Any, num_nodes: int | None = None) -> None:

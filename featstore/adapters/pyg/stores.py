@@ -66,8 +66,10 @@ def stores(
 
     Examples
     --------
-    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                      # doctest: +SKIP
-    >>> loader = NodeLoader(stores(g), sampler, input_nodes=train_idx, batch_size=1024, num_workers=4)  # doctest: +SKIP
+    >>> from torch_geometric.loader import NodeLoader
+    >>> from featstore.adapters.pyg import Sampler
+    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))
+    >>> loader = NodeLoader(stores(g), sampler, input_nodes=train_idx, batch_size=1024, num_workers=2)
     """
     refuse_path(g)
     if not isinstance(g, OutOfCoreGraph):

@@ -115,7 +115,7 @@ def import_tables(
 
     Examples
     --------
-    >>> report = import_tables(                                          # doctest: +SKIP
+    >>> report = import_tables(
     ...     "graph",
     ...     nodes=NodeTable("papers.parquet", id="doi", features={"x": "embedding"}, data={"y": "label"}, split="split"),
     ...     edges=EdgeTable("cites.csv.gz", src="citing", dst="cited", features={"year": "year"}),
