@@ -6,10 +6,14 @@ import contextlib
 import dis
 import functools
 import gc
+import hashlib
+import json
 import os
 import random
+import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,6 +26,7 @@ import numpy as np
 import featstore
 from featstore.testing.faults import Fault, sweep
 from tests.campaigns.checks import BadStateError, prepared, report
+from tests.campaigns.operations import KEY, contents, leftovers, sweep_as_a_writer
 from tests.campaigns.test_failing_calls import files_in
 from tests.campaigns.test_kills import CALLS
 from tests.system.test_faults import descriptors
@@ -32,6 +37,7 @@ __all__ = [
     "AtBytecode",
     "Struck",
     "expect_interrupts",
+    "going_on",
     "interrupt_at_bytecodes",
     "interrupt_at_calls",
     "interrupt_at_moments",
@@ -44,6 +50,23 @@ Outcome: TypeAlias = "tuple[BaseException | None, float | None, float]"  # what 
 OURS = os.path.dirname(featstore.__file__) + os.sep
 # Modules that open a file in Python's own bytecodes: an interrupt there may leave one.
 OPENS_IN_PYTHON = ("tempfile.py", "shutil.py")
+# Functions that remove files: an interrupt within one may leave what it was about to remove.
+REMOVES = re.compile("leave|remove|sweep|unlink|discard")
+
+
+def most_left(n_struck: int) -> int:
+    """Return how many interrupts may leave something though nothing was being removed: between a call and the next bytecode."""
+    return 2 + n_struck // 20
+
+
+def going_on() -> list[str]:
+    """List threads of the library that are alive; what was closed may be on its way out for a second."""
+    until_s = time.monotonic() + 1
+    while True:
+        found = [each.name for each in threading.enumerate() if each.name.startswith("featstore-") and each.is_alive()]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(0.001)
 
 
 def expect_interrupts() -> list[str]:
@@ -57,14 +80,15 @@ def expect_interrupts() -> list[str]:
 class Struck:
     """An operation that is interrupted again and again; what is left after each is checked.
 
-    ``n_left`` counts descriptors that interrupts left within modules that open files in Python, ``n_dropped`` interrupts that
-    CPython dropped in destructors and callbacks, and reported; ``slowest_s`` is how late the latest KeyboardInterrupt was.
+    ``n_left`` counts descriptors that interrupts left within modules that open files in Python, ``n_files_left`` interrupts that
+    left files though nothing was being removed; :func:`most_left` bounds each. ``n_dropped`` counts interrupts that CPython
+    dropped in destructors and callbacks, and reported; ``slowest_s`` is how late the latest KeyboardInterrupt was.
     """
 
     def __init__(self, folder: str, name: str) -> None:
         self.ready, self._dropped = prepared(folder, name), expect_interrupts()
         self._before = descriptors()
-        self.n_struck = self.n_dropped = self.n_left = 0
+        self.n_struck = self.n_dropped = self.n_left = self.n_files_left = 0
         self.slowest_s = 0.0
 
     def attempt(self) -> tuple[BaseException | None, float]:
@@ -101,11 +125,14 @@ class Struck:
                 self.slowest_s = max(self.slowest_s, ended_s - struck_s)
                 if ended_s - struck_s > LATEST_S:
                     raise BadStateError(f"{where}: KeyboardInterrupt came after {ended_s - struck_s:.2f} s")
-        opener, trace = "", ""
+        opener, trace, removes = "", "", error is None or was_removing(error)
         if error is not None:  # its frames hold what was open: a handle not closed keeps its files from a sweep
             opener, trace = innermost(error), "".join(traceback.format_exception(error))
             error.__traceback__ = error.__context__ = error.__cause__ = None
             gc.collect()
+        n_left, threads = self.ready.n_left, going_on()
+        if threads:
+            raise BadStateError(f"{where}: {threads} go on\n{trace}")
         try:
             self.ready.is_new_after(error, where, may_leave=struck_s is not None)
         except BadStateError as bad:
@@ -120,12 +147,17 @@ class Struck:
             raise BadStateError(f"{where}: {more} goes on")
         self._before = found
         self.n_left += len(files_in(more))
+        self.n_files_left += self.ready.n_left > n_left and not removes
+        for n in (self.n_left, self.n_files_left):
+            if n > most_left(self.n_struck):
+                raise BadStateError(f"{where}: {n} of {self.n_struck} interrupts left something\n{trace}")
         self.n_dropped += len(reported)
         self._dropped.clear()
 
     def report(self, campaign: str, **figures: Any) -> None:
         counts = {"interrupts": self.n_struck, "dropped_by_cpython": self.n_dropped, "descriptors_left": self.n_left}
         counts |= {"slowest_ms": round(1000 * self.slowest_s), "left": self.ready.n_left, "states": self.ready.n_states}
+        counts["left_not_in_removals"] = self.n_files_left
         report(campaign, operation=self.ready.name, **counts, **figures)
 
 
@@ -133,6 +165,12 @@ def innermost(error: BaseException) -> str:
     """The file whose code was at work when an error was raised, and the line."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((f"{each.filename}:{each.lineno}" for each in reversed(frames) if each.filename != __file__), "")
+
+
+def was_removing(error: BaseException) -> bool:
+    """Tell whether files were being removed when an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(each.filename.startswith(OURS) and REMOVES.search(each.name) for each in frames)
 
 
 # -- at system calls -------------------------------------------------------------------------------------------------------------
@@ -312,6 +350,17 @@ LARGE: dict[str, Callable[[Path], None]] = {
 }
 
 
+REVERSE = {"convert": "convert back", "convert back": "convert"}
+
+
+def large_state(root: Path) -> str:
+    """Digest all that a large dataset holds, bit for bit, whichever generation of files it is."""
+    found = contents(root / "g")
+    found["extra"] = {key: value for key, value in json.loads(found["extra"]).items() if key != KEY}  # which an epoch measures
+    del found["dataset"]["generation"], found["names"]  # others that lie there are what leftovers() lists
+    return hashlib.sha256(re.sub(r"\.\d+\.rows", ".rows", repr(found)).encode()).hexdigest()
+
+
 def interrupt_large(folder: str, name: str, n: int) -> None:
     """Interrupt a large operation ``n`` times at random moments, in the child: KeyboardInterrupt comes within a second."""
     root, call, draws = Path(folder), LARGE[name], random.Random(name)
@@ -322,9 +371,10 @@ def interrupt_large(folder: str, name: str, n: int) -> None:
     began_s = time.monotonic()
     call(root)
     usual_s = time.monotonic() - began_s
-    if name.startswith("convert"):  # what is interrupted starts from the other form
-        LARGE["convert" if name == "convert back" else "convert back"](root)
-    before = descriptors()
+    new = large_state(root)
+    if name in REVERSE:
+        LARGE[REVERSE[name]](root)
+    before, known, lies, n_left = descriptors(), {large_state(root), new}, set[str](), 0
     while len(delays) <= n:
         after_s = draws.uniform(0, usual_s)
         for _ in range(TRIES):
@@ -332,16 +382,37 @@ def interrupt_large(folder: str, name: str, n: int) -> None:
             late_s = 0.0 if error is None or struck_s is None else ended_s - struck_s
             if late_s <= LATEST_S:
                 break
-        if struck_s is None:
-            usual_s *= 0.9
-            continue
+        where = f"{name}: interrupted after {after_s:.2f} s"
         if late_s > LATEST_S:
-            raise BadStateError(f"{name}: KeyboardInterrupt came {late_s:.2f} s late, after {after_s:.2f} s") from error
-        lost += error is None
-        delays.append(late_s)
+            raise BadStateError(f"{where}: KeyboardInterrupt came {late_s:.2f} s late") from error
+        removes, trace = error is None or was_removing(error), "".join(traceback.format_exception(error)) if error else ""
         if error is not None:  # its frames hold what was open
             error.__traceback__ = error.__context__ = error.__cause__ = None
-        assert files_in(descriptors(before, 1.0)) <= files_in(before), (name, after_s)
+        if more := files_in(descriptors(before, 1.0)) - files_in(before):
+            raise BadStateError(f"{where}: {more} is open\n{trace}")
+        if threads := going_on():
+            raise BadStateError(f"{where}: {threads} go on\n{trace}")
+        if (found := large_state(root)) not in known:
+            raise BadStateError(f"{where}: {found} is neither the old state nor the new one: {known}\n{trace}")
+        # What ends a pass stays, for the next call.
+        lies, before_call = {each for each in leftovers(root, root) if not (name == "aggregate" and "making." in each)}, lies
+        left = lies - before_call
+        n_left += bool(left) and not removes
+        if struck_s is None:
+            usual_s *= 0.9
+            if left:
+                raise BadStateError(f"{name}: {left} is left by a call that was not interrupted")
+        else:
+            lost += error is None
+            delays.append(late_s)
+        if n_left > most_left(len(delays)):
+            raise BadStateError(f"{where}: {left} is left, where nothing was removed\n{trace}")
+        if name in REVERSE and found == new:  # what is interrupted starts from the other form
+            LARGE[REVERSE[name]](root)
     assert lost <= len([what for what in dropped if what.startswith("KeyboardInterrupt")]), (name, dropped)
-    figures = {"interrupts": n, "dropped_by_cpython": lost, "slowest_ms": round(1000 * max(delays))}
+    call(root)
+    assert large_state(root) == new, name
+    sweep_as_a_writer(root)
+    assert not leftovers(root, root), name
+    figures = {"interrupts": n, "dropped_by_cpython": lost, "slowest_ms": round(1000 * max(delays)), "left": n_left}
     report("interrupts of large operations", operation=name, **figures)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import re
 import threading
 import time
@@ -39,6 +41,46 @@ def test_threads_race_for_ten_minutes(tmp_path: Path) -> None:
     run_in_fork(race, str(tmp_path), 600, int.from_bytes(os.urandom(2), "little"), races.ROUND_S, timeout_s=1800)
 
 
+# -- growth ----------------------------------------------------------------------------------------------------------------------
+
+
+def resident(
+    n: int, leak_mib: float = 0, *, noise_mib: float = 0, every: int = 1, warm_mib: float = 60, late_mib: float = 0
+) -> list[int]:
+    """List the memory of ``n`` rounds, the first of which warm up. ``late_mib`` comes once, in the last quarter."""
+    draws, found = random.Random(n), list[int]()
+    for number in range(n):
+        warm = warm_mib * min(1, 3 * number / n)
+        late = late_mib * (number >= n * 3 // 4)
+        mib = 200 + warm + late + leak_mib * (number // every) + draws.uniform(-noise_mib, noise_mib)
+        found.append(int(mib * 2**20))
+    return found
+
+
+@pytest.mark.parametrize("n", [4, 6, 7, 20, 60])
+def test_memory_that_is_noisy_or_grows_once_does_not_grow(n: int) -> None:
+    for of in (resident(n), resident(n, noise_mib=6), resident(n, noise_mib=2, late_mib=40 if n > 4 else 0)):
+        assert races.grown_bytes(of) < races.GROWTH_BYTES, of
+    assert abs(races.grown_bytes(resident(60, noise_mib=6))) < races.GROWTH_BYTES / 2
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        resident(60, 2),
+        resident(60, 2, noise_mib=10),
+        resident(60, 1, noise_mib=4),
+        resident(60, 10, every=5),
+        resident(20, 3, noise_mib=4),
+        resident(6, 12, noise_mib=2),
+        resident(5, 16),
+        resident(2, 32, warm_mib=0),
+    ],
+)
+def test_memory_that_grows_steadily_grows(of: list[int]) -> None:
+    assert races.grown_bytes(of) > races.GROWTH_BYTES, of
+
+
 # -- defects ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -73,11 +115,36 @@ def leave_threads() -> None:
 
 
 def keep_memory() -> None:
-    """Each round keeps 64 MiB, however many epochs it has."""
+    """Each round keeps 20 MiB, however many epochs it has: less than all rounds may keep."""
     real, kept = races.Races.round, list[Any]()
 
     def begin(self: races.Races, number: int, seconds: float) -> None:
-        kept.append(np.ones(64 << 20, np.uint8))
+        kept.append(np.ones(20 << 20, np.uint8))
+        real(self, number, seconds)
+
+    races.Races.round = begin  # type: ignore[method-assign]
+
+
+def leave_where_interrupted() -> None:
+    """What is interrupted leaves a file open; the rounds without interrupts leave none."""
+    real = races.Races.interrupted
+
+    def interrupted(self: races.Races, draws: random.Random) -> str:
+        found = real(self, draws)
+        if found == "interrupted":
+            os.open("/etc/passwd", os.O_RDONLY)
+        return found
+
+    races.Races.interrupted = interrupted  # type: ignore[method-assign]
+
+
+def leave_once() -> None:
+    """A round without interrupts leaves one file, after one with interrupts."""
+    real, rounds = races.Races.round, itertools.count()
+
+    def begin(self: races.Races, number: int, seconds: float) -> None:
+        if next(rounds) == 2:
+            os.open("/etc/passwd", os.O_RDONLY)
         real(self, number, seconds)
 
     races.Races.round = begin  # type: ignore[method-assign]
@@ -93,9 +160,11 @@ def hang() -> None:
 # takes more of them. Growth is looked for at the end.
 DEFECTS: dict[Callable[[], None], tuple[str, int]] = {
     unguarded: ("wrong rows|other batch", 50),
-    leave_descriptors: (r"is left, or was closed", 50),
+    leave_descriptors: (r"passwd'\] is left", 50),
     leave_threads: (r"go on|held by nobody|is left|a closed loop delivers", 50),
-    keep_memory: ("memory grows", 4),
+    leave_where_interrupted: (r"interrupts left more than \d+: .*/etc/passwd", 50),
+    leave_once: (r"round 2: \['\d+: /etc/passwd'\] is left", 3),
+    keep_memory: ("memory grows", 5),
     hang: ("Timeout", 50),
 }
 
