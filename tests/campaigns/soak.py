@@ -1,5 +1,8 @@
 """Training, evaluation, changes and reopening, on every strategy in turn, for hours: rows are right, and nothing grows.
 
+After each round the whole folder that it works in is looked at, with its own temporary directory: nothing but the dataset and a
+pack may be there, and in these nothing that they do not name.
+
 ``python -m tests.campaigns.soak --seconds 7200`` says each minute what a round took and what the process holds.
 """
 
@@ -22,7 +25,9 @@ import torch
 import featstore
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.training import evaluate, scores_of
+from featstore.storage.catalog import read_catalog
 from tests.campaigns.checks import report
+from tests.campaigns.operations import LOCKS
 from tests.support.directory_size import bytes_at_one_moment
 from tests.support.planted import CLASSES, make_planted
 
@@ -35,7 +40,10 @@ UPDATED = 300  # rows a round
 STRATEGIES = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 SAMPLERS = (featstore.NeighborSampler, featstore.EpochSampler, featstore.LaborSampler)
 WARM_UP = 1 / 4  # of the rounds: caches of Python, of torch and of the allocator fill
-MOST_BYTES, MOST_DISK = 12 << 20, 1.5  # what resident memory may grow by, and times that the dataset may
+MOST_BYTES = 12 << 20  # what resident memory may grow by
+MOST_DISK = 1.05  # times that the dataset may grow in any round, and the folder between quarters of the rounds
+TEMPORARY = "temporary"  # the temporary directory, in the folder
+OF_TORCH = ("torchinductor_",)  # what torch leaves in the temporary directory
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,12 @@ class Round:
     descriptors: int
     threads: int
     resident: int
-    disk: int
+    dataset: int  # bytes of its files
+    disk: int  # bytes of all files of the folder
 
 
 class GrownError(AssertionError):
-    """Something grew from round to round."""
+    """Something grew from round to round, or was left."""
 
 
 class Soak:
@@ -111,16 +120,31 @@ class Soak:
                 next(iter(loader))
 
 
+def left(folder: Path) -> list[str]:
+    """List the files and folders that nobody has use for between rounds, without their contents."""
+    there = {each.relative_to(folder).as_posix() for each in folder.iterdir()} - {"graph", "graph.pack", TEMPORARY}
+    there |= {f"{TEMPORARY}/{name}" for name in os.listdir(folder / TEMPORARY) if not name.startswith(OF_TORCH)}
+    files = read_catalog(folder / "graph").files.values()
+    known = LOCKS | {"catalog.lmdb"} | {name for each in files for name in (each.name, each.sums_name)}
+    there |= {f"graph/{name}" for name in set(os.listdir(folder / "graph")) - known}
+    there |= {f"graph/catalog.lmdb/{name}" for name in set(os.listdir(folder / "graph" / "catalog.lmdb")) - {"data.mdb"}}
+    if (folder / "graph.pack").exists():
+        with featstore.Pack(folder / "graph.pack") as pack:
+            there |= {f"graph.pack/{name}" for name in pack.verify(progress=False)["others"]}
+    return sorted(there)
+
+
 def held(strategy: str, seconds: float, folder: Path) -> Round:
     """Look at what this process holds."""
     gc.collect()
     resident = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
     n_files, n_threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    return Round(strategy, seconds, n_files, n_threads, resident, bytes_at_one_moment(folder / "graph"))
+    disk = bytes_at_one_moment(folder / "graph"), bytes_at_one_moment(folder)
+    return Round(strategy, seconds, n_files, n_threads, resident, *disk)
 
 
 def growth(rounds: Sequence[Round]) -> list[str]:
-    """Say what grew between the second quarter of the rounds and the last one: the least of each counts."""
+    """Say what grew: the dataset in any round; else the least of the last quarter of the rounds is compared with the second's."""
     quarter = max(1, int(len(rounds) * WARM_UP))
     early, late = rounds[quarter : 2 * quarter], rounds[-quarter:]
 
@@ -135,7 +159,9 @@ def growth(rounds: Sequence[Round]) -> list[str]:
     if least(late, "resident") > least(early, "resident") + MOST_BYTES:
         found.append(f"resident memory: {least(early, 'resident') >> 20} MiB, then {least(late, 'resident') >> 20}")
     if least(late, "disk") > MOST_DISK * least(early, "disk"):
-        found.append(f"disk: {least(early, 'disk') >> 10} KiB, then {least(late, 'disk') >> 10}")
+        found.append(f"folder: {least(early, 'disk') >> 10} KiB, then {least(late, 'disk') >> 10}")
+    if (most := max(rounds, key=lambda each: each.dataset)).dataset > MOST_DISK * rounds[0].dataset:
+        found.append(f"dataset: {rounds[0].dataset >> 10} KiB, and {most.dataset >> 10} after round {rounds.index(most)}")
     return found
 
 
@@ -154,14 +180,27 @@ def soak(
     Raises
     ------
     GrownError
-        Descriptors, threads, resident memory or the dataset's bytes grew.
+        Descriptors, threads, resident memory, the dataset's bytes or the folder's grew; or a round left something in the folder.
     """
+    (folder / TEMPORARY).mkdir()
+    temporary, tempfile.tempdir = tempfile.gettempdir(), os.fspath(folder / TEMPORARY)
+    try:
+        return _soak(folder, seconds, Soak(folder, seed, n_nodes, strategies), after, say)
+    finally:
+        tempfile.tempdir = temporary
+
+
+def _soak(
+    folder: Path, seconds: float, under_test: Soak, after: Callable[[int], None], say: Callable[[Round], None]
+) -> list[Round]:
     warnings.simplefilter("ignore", featstore.PerformanceWarning)
-    under_test, begin, rounds = Soak(folder, seed, n_nodes, strategies), time.monotonic(), list[Round]()
-    while time.monotonic() - begin < seconds or len(rounds) < 4 * len(strategies) or len(rounds) % (4 * len(strategies)):
+    begin, rounds, least = time.monotonic(), list[Round](), 4 * len(under_test.strategies)
+    while time.monotonic() - begin < seconds or len(rounds) < least or len(rounds) % least:
         at = time.monotonic()
         name = under_test.round(len(rounds))
         after(len(rounds))
+        if there := left(folder):
+            raise GrownError(f"after round {len(rounds)}, {name}, is left: {there}")
         rounds.append(held(name, time.monotonic() - at, folder))
         say(rounds[-1])
     found = growth(rounds)

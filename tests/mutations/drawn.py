@@ -20,7 +20,7 @@ from pathlib import Path
 
 import xxhash
 
-from tests.mutations.campaign import LIMIT_S, ROOT, copy_tree, run_tests
+from tests.mutations.campaign import LIMIT_S, LONGER, NOTICED, PASSED, ROOT, SURVIVED, TIMED_OUT, copy_tree, judge, run_tests
 from tests.mutations.equivalent import EQUIVALENT
 
 __all__ = ["Drawn", "draw", "is_equivalent", "main", "own_tests", "places"]
@@ -157,35 +157,36 @@ def own_tests(file: str) -> tuple[str, ...]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw mutations of a room and run its tests on each; return how many survived."""
+    """Draw mutations of a room and run its tests on each; return how many were not noticed."""
     parser = argparse.ArgumentParser(description="Draw mutations of a room, and run its tests on each.")
     parser.add_argument("--room", required=True)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of the tests of one; longer is noticed")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of the tests of one")
     options = parser.parse_args(arguments)
-    survivors = 0
+    missed = timed_out = 0
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree, room = copy_tree(Path(folder) / "tree"), f"tests/{options.room}"
-        failed, printed = run_tests(tree, (room,), 3 * options.limit, options.limit)
-        if failed:
-            raise SystemExit(f"{room} fails, or takes too long, without a mutation:\n{printed}")
+        control = run_tests(tree, (room,), LONGER * options.limit, options.limit)
+        if control.ended != PASSED:
+            raise SystemExit(f"{room} fails, or takes too long, without a mutation:\n{control.printed}")
         chosen = draw(options.room, options.count, options.seed)
         for each in chosen:
             path, source = tree / each.file, (ROOT / each.file).read_text()
             path.write_text(each.changed(source))
             tests = own_tests(each.file)
-            noticed, printed = run_tests(tree, tests, options.limit, options.limit) if tests else (False, "")
-            if not noticed:
-                noticed, printed = run_tests(tree, (room,), options.limit, options.limit)
+            verdict, printed = judge(tree, tests, options.limit, options.limit) if tests else (SURVIVED, "")
+            if verdict != NOTICED:
+                verdict, printed = judge(tree, (room,), options.limit, options.limit)
             path.write_text(source)
             by = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR", "ImportError"))] or ["stopped"]
             line, old, new = each.lines(source)
-            print(f"{'noticed' if noticed else 'SURVIVED':<9}{each.file}:{line} {by[0] if noticed else ''}", flush=True)
+            print(f"{verdict:<9}{each.file}:{line} {by[0] if verdict == NOTICED else ''}", flush=True)
             print(f"  - {old}\n  + {new}", flush=True)
-            survivors += not noticed
-    print(f"{options.room}, seed {options.seed}: {len(chosen) - survivors} of {len(chosen)} noticed")
-    return survivors
+            missed += verdict != NOTICED
+            timed_out += verdict == TIMED_OUT
+    print(f"{options.room}, seed {options.seed}: {len(chosen) - missed} of {len(chosen)} noticed, {timed_out} timed out")
+    return missed
 
 
 if __name__ == "__main__":

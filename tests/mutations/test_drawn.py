@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations import drawn
-from tests.mutations.campaign import ROOT
+from tests.mutations.campaign import NOTICED, PASSED, ROOT, SURVIVED, TIMED_OUT, Run
 from tests.mutations.drawn import draw, is_equivalent, own_tests, places
 from tests.mutations.equivalent import EQUIVALENT
 
@@ -128,16 +128,24 @@ def test_each_that_is_listed_as_equivalent_is_a_mutation_and_is_not_drawn(monkey
     assert first not in others
 
 
-def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("last", [SURVIVED, TIMED_OUT])
+def test_what_was_not_noticed_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
     """Its own tests run first, those of the room only if they noticed nothing, and the copy is whole again for the next one."""
     ran: list[tuple[str, ...]] = []
     chosen = draw("idmaps", 2, 1)
 
-    def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, test_s: float) -> tuple[bool, str]:
+    def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, test_s: float) -> Run:
+        ran.append(tests)
+        return Run(PASSED, "", 1.0)
+
+    def judge(tree: Path, tests: tuple[str, ...], limit_s: float, test_s: float) -> tuple[str, str]:
         files = dict.fromkeys(each.file for each in chosen)  # both may be of one file
         changed = [file for file in files if (tree / file).read_text() != (ROOT / file).read_text()]
         ran.append((*changed, *tests))
-        return len(ran) == 2, f"FAILED here, {limit_s} s, {test_s} s"
+        verdict = {2: NOTICED, 3: TIMED_OUT}.get(len(ran), last)
+        return verdict, f"FAILED here, {limit_s} s, {test_s} s"
 
     def copy_tree(tree: Path) -> Path:
         for each in chosen:
@@ -146,6 +154,7 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         return tree
 
     monkeypatch.setattr(drawn, "run_tests", run_tests)
+    monkeypatch.setattr(drawn, "judge", judge)
     monkeypatch.setattr(drawn, "copy_tree", copy_tree)
     assert drawn.main(["--room", "idmaps", "--count", "2", "--seed", "1", "--limit", "7"]) == 1
     one, two = chosen
@@ -157,8 +166,8 @@ def test_survivors_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     ]
     printed = capsys.readouterr().out
     assert f"noticed  {one.file}:{one.lines((ROOT / one.file).read_text())[0]} FAILED here, 7.0 s, 7.0 s\n" in printed
-    assert f"SURVIVED {two.file}" in printed
-    assert "1 of 2 noticed" in printed
+    assert f"{last:<9}{two.file}" in printed
+    assert f"1 of 2 noticed, {int(last == TIMED_OUT)} timed out" in printed
 
 
 @pytest.mark.stress
