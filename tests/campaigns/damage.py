@@ -43,9 +43,9 @@ WORKERS = 2
 PATIENCE_S = 60  # for one damage; then it counts as a hang
 Files = dict[str, bytes]
 SEALED = 3  # one damage in so many has right sums
-# What may come of a damage. "harmless": what is read is the same, bit for bit; "not read": so it is whatever stands in those bytes.
-# A file whose sums are right is another file, and its values may be other data. LACK counts as a failure: what a file says of sizes
-# that it does not have is damage, and no lack of memory.
+# What may come of it. "harmless": what is read is the same, bit for bit; "not read": so it is whatever stands in these bytes.
+# A file whose sums are right is another file, and its values may be other data. LACK is a failure: a file that tells sizes that
+# it has not is damaged, and not too large for the memory.
 GOOD = ("found", "found by the check", "harmless", "not read")
 GOOD_SEALED = (*GOOD, "other data")
 LACK = "EXPLAINED AS LACK OF MEMORY"

@@ -77,10 +77,9 @@ def cut_each(folder: str, name: str, n_draws: int, step: int = 1) -> None:
     report("power cuts in a model", operation=name, calls=len(calls), states=n_states)
 
 
-# Flushes that may be left out and no bad state follows: directories, and how many flushes of each, by operation. All are of names
-# that a later flush of the same directory makes durable, too, before anything depends on them: a directory is flushed with each
-# new file, and that of the last file, or that of the commit, is noticed. Of operations that are not here, this was not measured
-# yet: there it is enough that some flush is noticed.
+# Flushes that may be left out and no bad state follows: directories, and how many flushes of each, by operation, as measured. A
+# directory is flushed with each new file, so another flush of it makes the same names durable. Of operations that are not here,
+# this was not measured yet: there it is enough that some flush is noticed.
 UNNOTICED: dict[str, dict[str, int]] = {
     "create": {"/g.tmp-*": 5},
     "replace": {"/g.tmp-*": 5},
