@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,8 +77,40 @@ def cut_each(folder: str, name: str, n_draws: int, step: int = 1) -> None:
     report("power cuts in a model", operation=name, calls=len(calls), states=n_states)
 
 
+# Flushes that may be left out and no bad state follows: directories, and how many flushes of each, by operation, as measured. A
+# directory is flushed with each new file, so another flush of it makes the same names durable. Of operations that are not here,
+# this was not measured yet: there it is enough that some flush is noticed.
+UNNOTICED: dict[str, dict[str, int]] = {
+    "create": {"/g.tmp-*": 5},
+    "replace": {"/g.tmp-*": 5},
+    "edges": {"/g.tmp-*": 7},
+    "update": {},
+    "add": {},
+    "append": {"/g": 4},
+    "save": {"/g": 1},
+    "remove data": {},
+    "pack again": {"/p.tmp-*": 3},
+}
+
+
+def unlisted(name: str, needless: list[str]) -> list[str]:
+    """List the flushes of an operation that nobody noticed to be left out, beyond those of UNNOTICED."""
+    if name not in UNNOTICED:
+        return []
+    found = Counter(re.sub("[0-9a-f]{32}", "*", each) for each in needless)
+    return sorted((found - Counter(UNNOTICED[name])).elements())
+
+
+def test_an_unnoticed_flush_must_be_listed() -> None:
+    made = f"/g.tmp-{'0f' * 16}"
+    assert unlisted("create", [made] * 5) == []
+    assert unlisted("create", [made] * 6) == ["/g.tmp-*"]
+    assert unlisted("create", [f"{made}/node.x.1.rows"]) == ["/g.tmp-*/node.x.1.rows"]
+    assert unlisted("update", ["/g"]) == ["/g"]
+
+
 def leave_out_each(folder: str, name: str, step: int = 1) -> None:
-    """The control, in the child: each flush is left out in turn, and for some there is a bad state."""
+    """The control, in the child: each flush is left out in turn; there is a bad state, or UNNOTICED has the flush."""
     ready = prepared(folder, name)
     calls, before = calls_of(ready)
     flushes = [number for number, each in enumerate(calls) if each.kind == "flush"]
@@ -100,6 +134,7 @@ def leave_out_each(folder: str, name: str, step: int = 1) -> None:
     n_tried = len(flushes[::step])
     report("power cuts in a model: control", operation=name, left_out=n_tried, noticed=n_tried - len(needless), others=needless)
     assert len(needless) < n_tried, needless
+    assert not unlisted(name, needless), (name, unlisted(name, needless))
 
 
 def cut_some(folder: str, cases: list[tuple[str, int]], controls: list[tuple[str, int]]) -> None:
