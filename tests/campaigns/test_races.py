@@ -126,7 +126,7 @@ def keep_memory() -> None:
 
 
 def leave_where_interrupted() -> None:
-    """What is interrupted leaves a file open; the rounds without interrupts leave none."""
+    """An interrupt leaves a file open; the rounds without interrupts leave none."""
     real = races.Races.interrupted
 
     def interrupted(self: races.Races, draws: random.Random) -> str:

@@ -42,7 +42,7 @@ HANGS_S = 120.0
 
 @dataclass(frozen=True)
 class Named:
-    """How good the numbers in errors are: ``wrong`` in a row do not suffice, and the next is less than ``times`` the least."""
+    """Quality of the numbers in errors: ``wrong`` in a row do not suffice, and the next is less than ``times`` the least."""
 
     wrong: int = 0
     times: float = 4.0  # batches that little memory does not hold are not sampled: a bound of theirs is counted
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def named(self) -> Named:
-        """How good the numbers in errors are."""
+        """Quality of the numbers in errors."""
         found = EXCEPTIONS.get((self.strategy, "")) or EXCEPTIONS.get(("", self.sampler))
         return found or Named()
 

@@ -45,7 +45,7 @@ def test_memory_that_no_budget_counts_is_noticed(tmp_path: Path) -> None:
 
 
 class Told(Budgeted):
-    """What errors name, as the test says: in less than the least of a call, the call names what ``names`` has for the memory."""
+    """A case whose errors name what the test says: less than the least of a call, and it names what ``names`` has for it."""
 
     def __init__(self, case: Case, least: tuple[int, int, int], names: dict[int, int | None]) -> None:
         self.case, self._least, self._names, self.n_wrong = case, least, names, 0

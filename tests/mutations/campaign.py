@@ -49,7 +49,7 @@ _STOPPED = re.compile(r"^\++ Timeout \++$|^E +Failed: Timeout \(>|^Timeout \(\d+
 
 @dataclass(frozen=True)
 class Run:
-    """How tests ended, FAILED, PASSED or TIMED_OUT, what pytest printed, and how long they took."""
+    """A run of tests: how it ended, FAILED, PASSED or TIMED_OUT, what pytest printed, and how long it took."""
 
     ended: str
     printed: str
