@@ -154,18 +154,19 @@ def test_one_copy_and_no_name_once_all_hold_it(memory: Path, n: int) -> None:
 
 def test_a_killed_maker_and_a_killed_holder(memory: Path) -> None:
     """The next rank makes what the killed one had begun; ranks go on without one that is dead, and leave nothing."""
-    with started(memory, 1, 3) as (first,), started(memory, 2, 3) as others:
+    with started(memory, 1, 3) as (first,):
         assert first.next() == "makes"
-        first.kill()
-        (maker,) = makers(others)
-        assert len(os.listdir(memory)) == 1  # one more rank is to come
-        maker.kill()
-        (left,) = (rank for rank in others if rank is not maker)
-        with started(memory, 2, 3) as late:
-            assert not makers(late)
-            assert not os.listdir(memory)
-            for rank in (left, *late):
-                rank.end()
+        with started(memory, 2, 3) as others:
+            first.kill()
+            (maker,) = makers(others)
+            assert len(os.listdir(memory)) == 1  # one more rank is to come
+            maker.kill()
+            (left,) = (rank for rank in others if rank is not maker)
+            with started(memory, 2, 3) as late:
+                assert not makers(late)
+                assert not os.listdir(memory)
+                for rank in (left, *late):
+                    rank.end()
 
 
 def test_all_holders_are_killed(memory: Path) -> None:
