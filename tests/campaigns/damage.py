@@ -288,7 +288,8 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "ids.hashes": ("ids.buckets",),  # which say where hashes are
     "blocks-node": ("patch-node",),  # of whose rows this is the table
     "cache.neighbors": ("cache.neighbors",),  # arrays of one cache
-    "pack": ("", "samples"),  # a directory without its record is no pack; the record has the id of the samples
+    # A directory without its record is no pack; the record has the id of the samples, and as many nodes as a layout has rows.
+    "pack": ("", "samples", "layout"),
     "samples": ("plan",),  # which is that of the samples
     "device": ("plan",),  # a list of rows beside it
     "fill": ("plan", "device"),  # rows that a batch does not find there

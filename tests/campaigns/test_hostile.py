@@ -48,7 +48,7 @@ def of_sizes(folder: str, name: str, step: int, least: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("typed", 270), pytest.param("dataset", 600, marks=pytest.mark.stress), ("pack", 200)]
+    ("name", "least"), [("typed", 270), pytest.param("dataset", 580, marks=pytest.mark.stress), ("pack", 200)]
 )
 def test_other_things_in_the_place_of_files(memory: Path, name: str, least: int) -> None:
     run_in_fork(of_escapes, str(memory), name, least)
