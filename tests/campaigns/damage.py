@@ -49,10 +49,8 @@ SEALED = 3  # one damage in so many has right sums
 GOOD = ("found", "found by the check", "harmless", "not read")
 GOOD_SEALED = (*GOOD, "other data")
 LACK = "EXPLAINED AS LACK OF MEMORY"
-NO_DAMAGE = (
-    "no change",
-    "repeat",
-)  # draws that leave every file as it was, or do what an earlier one did: not tried, nor counted
+# Draws that leave every file as it was, or do what an earlier one did: not tried, nor counted.
+NO_DAMAGE = ("no change", "repeat")
 
 
 @dataclass(frozen=True)

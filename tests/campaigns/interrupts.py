@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from tests.campaigns.checks import BadStateError, prepared, report
 from tests.campaigns.operations import KEY, contents, leftovers, sweep_as_a_writer
 from tests.campaigns.test_failing_calls import files_in
 from tests.campaigns.test_kills import CALLS
+from tests.support.library_threads import going_on
 from tests.system.test_faults import descriptors
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "AtBytecode",
     "Struck",
     "expect_interrupts",
-    "going_on",
     "interrupt_at_bytecodes",
     "interrupt_at_calls",
     "interrupt_at_moments",
@@ -57,16 +56,6 @@ REMOVES = re.compile("leave|remove|sweep|unlink|discard")
 def most_left(n_struck: int) -> int:
     """Return how many interrupts may leave something though nothing was being removed: between a call and the next bytecode."""
     return 2 + n_struck // 20
-
-
-def going_on() -> list[str]:
-    """List threads of the library that are alive; what was closed may be on its way out for a second."""
-    until_s = time.monotonic() + 1
-    while True:
-        found = [each.name for each in threading.enumerate() if each.name.startswith("featstore-") and each.is_alive()]
-        if not found or time.monotonic() > until_s:
-            return found
-        time.sleep(0.001)
 
 
 def expect_interrupts() -> list[str]:
@@ -348,8 +337,6 @@ LARGE: dict[str, Callable[[Path], None]] = {
     "cache": on_large(lambda g: (g.cache("x", 0.2, "degree"), g.cache_neighbors("16MiB", "degree"))),
     "epoch": on_large(train),
 }
-
-
 REVERSE = {"convert": "convert back", "convert back": "convert"}
 
 

@@ -34,9 +34,10 @@ import featstore
 from featstore.storage import drive
 from featstore.testing.faults import forked
 from tests.campaigns.checks import report
-from tests.campaigns.interrupts import at_moment, expect_interrupts, going_on
+from tests.campaigns.interrupts import at_moment, expect_interrupts
 from tests.campaigns.test_failing_calls import files_in
 from tests.support.frozen import BATCH, N_BATCHES, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
+from tests.support.library_threads import going_on
 from tests.system.test_faults import descriptors
 
 __all__ = ["Races", "grown_bytes", "races"]
@@ -334,13 +335,8 @@ class Left:
         assert may_leave or not held, f"{where}: {held}"
         self._open.update(more)
         self.by_interrupts += [f"{where}: {each}" for each in (*more, *([held] if held else []))]
-        most = most_left(n_interrupts)
+        most = 1 + n_interrupts // 50  # CPython raises some between an open and the ``with`` after it
         assert len(self.by_interrupts) <= most, f"{n_interrupts} interrupts left more than {most}: {self.by_interrupts}"
-
-
-def most_left(n_interrupts: int) -> int:
-    """Return how many files and loaders interrupts may leave: CPython raises some between an open and the ``with`` after it."""
-    return 1 + n_interrupts // 50
 
 
 def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: float = ROUND_S) -> dict[str, Any]:

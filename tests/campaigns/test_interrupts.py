@@ -37,6 +37,7 @@ from tests.campaigns.interrupts import (
 )
 from tests.campaigns.operations import SCENARIOS
 from tests.campaigns.test_failing_calls import files_in
+from tests.support.library_threads import going_on
 from tests.support.loaders import make_loader
 from tests.support.programs import run_in_fork
 from tests.system.test_faults import descriptors
@@ -46,7 +47,8 @@ pytestmark = pytest.mark.usefixtures("_program_server")
 
 def test_ctrl_c_ends_a_training_loop(small):
     code = f"""
-        import featstore, numpy, signal, threading, time
+        import featstore, numpy, signal
+        from tests.support.library_threads import going_on
         g = featstore.open({os.fspath(small.path)!r}, memory="64MiB")
         loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), numpy.arange(500), 1)
         try:
@@ -57,11 +59,7 @@ def test_ctrl_c_ends_a_training_loop(small):
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         # only after this the traceback, and with it perhaps an iterator, is gone
-        deadline = time.monotonic() + 30
-        while left := [t.name for t in threading.enumerate() if t.name.startswith("featstore-") and t.is_alive()]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.001)  # a thread that was being started ends by itself
+        left = going_on(30)  # a thread that was being started ends by itself
         print("interrupted", left, len(g.features["x"][:5]))
         g.close()
     """
@@ -123,11 +121,8 @@ def interrupt(path: str, n: int, options: dict) -> None:
                     raise
             caught += 1
             loader.close()
-            deadline = time.monotonic() + 60
-            # Of a start() that was interrupted before there was a thread, enumerate() goes on to list the object.
-            while left := [t.name for t in threading.enumerate() if t.name.startswith("featstore-") and t.is_alive()]:
-                assert time.monotonic() < deadline, left
-                time.sleep(0.001)
+            left = going_on(60)
+            assert not left
             assert len(g.features["x"][:5]) == 5
             for _ in range(20):  # what is left to be collected, and rings, are on their way out
                 found, found_runs = files_in(descriptors()), set(glob.glob(f"{path}.runs/*"))

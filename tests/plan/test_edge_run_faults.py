@@ -21,6 +21,7 @@ from featstore.plan import cacheplans
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.testing.faults import sweep
 from tests.support.graphs import make_graph
+from tests.support.library_threads import library_threads
 from tests.support.programs import run_in_fork
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -54,10 +55,6 @@ def rows(batch: featstore.MiniBatch) -> list[torch.Tensor]:
 def check(found: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> None:
     for mine, its in zip(found, expected[: len(found)], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-")]
 
 
 def held(g: featstore.OutOfCoreGraph) -> dict[str, int]:
@@ -94,7 +91,7 @@ def run_files_fail(folder: str, step: int) -> None:
                         check(found, expected)
                         assert not runs.exists()
                         assert held(g) == before
-                        assert not threads()
+                        assert not library_threads()
                     for fault in sweep(runs, operation, "short", step=step) if operation in ("read", "write") else ():
                         loader.set_epoch(0)
                         with fault:  # what came short goes on where it stopped
@@ -144,7 +141,7 @@ def names_fail(folder: str, step: int) -> None:
                         assert opened() == []
                         assert not runs.exists() or os.listdir(runs) == [".made-by-featstore"]
                         assert held(g) == before
-                        assert not threads()
+                        assert not library_threads()
                 assert met == set(FILES), met
 
 
@@ -194,7 +191,7 @@ def test_damaged_files_reach_the_loop(
         loader.set_epoch(0)
         check([rows(batch) for batch in loader], expected)
     assert held(graph) == before
-    assert not threads()
+    assert not library_threads()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -225,4 +222,4 @@ def test_ctrl_c_while_edges_are_planned(
         check(found, expected)
     assert not runs.exists()
     assert held(graph) == before
-    assert not threads()
+    assert not library_threads()

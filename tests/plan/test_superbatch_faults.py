@@ -16,6 +16,7 @@ import featstore
 from featstore.plan.samples import SampleWriter
 from featstore.testing.faults import sweep
 from tests.support.graphs import make_graph
+from tests.support.library_threads import library_threads
 from tests.support.loaders import make_loader
 from tests.support.programs import run_in_fork
 
@@ -77,7 +78,7 @@ def run_files_fail(folder: str, step: int) -> None:
                         assert same(found, expected[: len(found)])
                         assert not runs.exists()
                         assert g.neighbor_cache is kept
-                        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-")]
+                        assert not library_threads()
                 loader.set_epoch(0)
                 assert same([(batch.input_ids, batch.x) for batch in loader], expected)
 
