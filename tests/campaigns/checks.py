@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from featstore.creation import steps
-from featstore.errors import CommittedError, FeatstoreError
+from featstore.errors import CommittedError, FeatstoreError, FeatstoreWarning
 from tests.campaigns.operations import ENDED, FULL, MEMORY, SCENARIOS, fresh, leftovers, state, sweep_as_a_writer
 
 __all__ = ["BadStateError", "Prepared", "numbered", "prepared", "report"]
@@ -109,7 +109,7 @@ class Prepared:
             self.n_states += 1
             try:
                 self._known[found] = self._check(where)
-            except (FeatstoreError, OSError) as error:
+            except (FeatstoreError, FeatstoreWarning, OSError) as error:  # a warning is an error here: work is lost
                 raise BadStateError(f"{self.name}: {where}: {error!r}") from error
         if is_done and self.scenario.commits and not self._known[found]:
             raise BadStateError(f"{self.name}: {where}: what was acknowledged is lost")

@@ -286,13 +286,15 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "ids.hashes": ("ids.buckets",),  # which say where hashes are
     "blocks-node": ("patch-node",),  # of whose rows this is the table
     "cache.neighbors": ("cache.neighbors",),  # arrays of one cache
-    # A directory without its record is no pack; the record has the id of the samples, and as many nodes as a layout has rows.
-    "pack": ("", "samples", "layout"),
+    # A directory without its record is no pack; the record has the ids of samples and data, and as many nodes as a layout has rows.
+    "pack": ("", "samples", "data", "layout"),
+    "plan": ("layout",),  # whose pages it counts
     "samples": ("plan",),  # which is that of the samples
     "device": ("plan",),  # a list of rows beside it
     "fill": ("plan", "device"),  # rows that a batch does not find there
     "shared": ("plan", "layout"),  # rows that plans take from it, and how many there are
-    "layout": ("done", "layout"),  # marks are those of a record; another layout is taken in place of one that is of other data
+    # Marks are those of a record; another layout is taken in place of one that is of other data; it has the ids of its tables.
+    "layout": ("done", "layout", "plan", "fill", "device", "shared"),
 }
 # Damages that may leave a whole file, of another time or kind; or none.
 CONTRADICTING = ("an older copy", "an older page", "another file", "gone")
