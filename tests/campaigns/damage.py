@@ -286,7 +286,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "ids.hashes": ("ids.buckets",),  # which say where hashes are
     "blocks-node": ("patch-node",),  # of whose rows this is the table
     "cache.neighbors": ("cache.neighbors",),  # arrays of one cache
-    # A directory without its record is no pack; the record has the ids of samples and data, and as many nodes as a layout has rows.
+    # A directory without its record is no pack; it has the ids of samples and data, and as many nodes as a layout has rows.
     "pack": ("", "samples", "data", "layout"),
     "plan": ("layout",),  # whose pages it counts
     "samples": ("plan",),  # which is that of the samples
