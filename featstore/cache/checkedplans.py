@@ -44,7 +44,7 @@ class CheckedPolicy:
     """
 
     def __init__(self, policy: PlannedPolicy, *, always: bool = False) -> None:
-        self._policy = policy
+        self._policy = self.policy = policy
         self._is_own = type(policy).__module__.startswith("featstore.cache.")
         self.is_checked = always or not self._is_own
         self._map = RowMap(0)

@@ -70,7 +70,11 @@ class FixedRows(PlannedPolicy):
     def plan(self, horizon: Horizon) -> Iterator[PlannedBatch]:
         """Yield the slots of each batch's rows, and no changes."""
         for b in range(horizon.n_planned):
-            yield PlannedBatch(self._slots_of(horizon.ids(b)), NO_CHANGES)
+            yield self.of_batch(horizon.ids(b))
+
+    def of_batch(self, ids: npt.NDArray[Any]) -> PlannedBatch:
+        """Plan one batch of distinct rows; no other batch matters."""
+        return PlannedBatch(self._slots_of(ids), NO_CHANGES)
 
     def _slots_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         if self._ranks is None:

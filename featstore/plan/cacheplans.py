@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import NO_ROWS, Horizon, PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
@@ -20,7 +22,7 @@ from featstore.plan.planmemory import PLANNER_FRACTION, Spill, planning_bytes
 from featstore.storage.rundir import DiskQuota, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["Accesses", "CachePlanner"]
+__all__ = ["Accesses", "CachePlanner", "PlanWriter"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -85,6 +87,11 @@ class CachePlanner:
         return self._policy.looks_ahead
 
     @property
+    def plans_each_alone(self) -> bool:
+        """Whether the plan of a batch depends on no other batch, so that :meth:`writer` may write it."""
+        return isinstance(self._policy.policy, FixedRows)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of ``memory`` that are held between plans."""
         return self._policy.nbytes + self._policy.check_bytes
@@ -94,6 +101,16 @@ class CachePlanner:
         if keeps_memory is not None:
             self._policy.keep_memory(keeps_memory)
         self._policy.start(self.capacity, PolicyContext(self.n, 1), residents)
+
+    def writer(self, k: int, *, by_row: bool) -> PlanWriter:
+        """Make the writer of the plans of superbatch ``k``, one batch after the other; for a policy that plans each alone."""
+        assert isinstance(self._policy.policy, FixedRows)
+        make = partial(SectionWriter, self.runs.file(f"plan-{self.label}{k}"), "plan", self.disk)
+        return PlanWriter(make, self._policy.policy, self._hold, self.time, by_row=by_row)
+
+    def _hold(self, n: int) -> None:
+        """Reserve memory to plan a batch of ``n`` ids alone; BudgetError if it does not suffice."""
+        self._must_spill(np.array([n]), 1, 0)
 
     def plan(
         self,
@@ -193,3 +210,43 @@ class CachePlanner:
                 return False
         memory.resize(max(memory.n_bytes, needed(self.capacity, spilled=True)))
         return True
+
+
+class PlanWriter:
+    """Write the plans of a superbatch batch by batch, by a policy that plans each alone; see :meth:`CachePlanner.writer`.
+
+    ``make(n_bytes)`` opens the run file, with buffers of ``n_bytes``; ``hold(n)`` reserves memory to plan a batch of ``n`` ids.
+    ``by_row``: plans name the missed rows ascending, as extents have them. A context manager, which removes an unfinished file.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], SectionWriter],
+        policy: FixedRows,
+        hold: Callable[[int], None],
+        time: Callable[[str], AbstractContextManager[None]],
+        *,
+        by_row: bool,
+    ) -> None:
+        self._make, self._policy, self._hold, self._time, self._by_row = make, policy, hold, time, by_row
+        self._writer: SectionWriter | None = None  # made for the first batch, whose size says how much it buffers
+
+    def add(self, ids: Ints) -> None:
+        """Plan the next batch, of distinct ``ids``. BudgetError, OSError: the memory does not suffice; the disk is full."""
+        with self._time("plan"):
+            self._hold(len(ids))
+            if self._writer is None:
+                self._writer = self._make(write_bytes(len(ids)))
+            write_plan(self._writer.append, self._policy.of_batch(ids), ids if self._by_row else None)
+
+    def finish(self) -> SectionFile:
+        """Close the file of at least one batch, and open it for reading."""
+        assert self._writer is not None
+        return self._writer.finish()
+
+    def __enter__(self) -> PlanWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(*error)

@@ -30,12 +30,12 @@ class MissedRows:
     """The missed rows of each batch of a superbatch, ascending.
 
     They are kept in memory while batches are planned, up to ``most_bytes``; beyond that none are, and ``read(batch)`` reads a
-    batch's rows back once all batches are planned. The caller reserves ``most_bytes``.
+    batch's rows back once all batches are planned. The caller reserves ``most_bytes``; without, none are kept.
     """
 
-    def __init__(self, read: Callable[[int], Ids], most_bytes: int) -> None:
+    def __init__(self, read: Callable[[int], Ids], most_bytes: int = 0) -> None:
         self._read, self._most = read, most_bytes
-        self._kept: list[Ids] | None = []
+        self._kept: list[Ids] | None = [] if most_bytes else None
         self.nbytes = 0
 
     def add(self, rows: Ids) -> None:

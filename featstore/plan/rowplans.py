@@ -12,10 +12,11 @@ import numpy.typing as npt
 from featstore.cache.devicetier import REST_BYTES
 from featstore.cache.planned import NO_ROWS, Horizon
 from featstore.gather.plan import BatchPlan, Tier
-from featstore.plan.cacheplans import CachePlanner
+from featstore.plan.cacheplans import CachePlanner, PlanWriter
 from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch
 from featstore.plan.planfile import PlanFile, most_bytes
 from featstore.plan.sampledsuperbatch import PlannedRows
+from featstore.plan.samples import SampleFile
 from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.topology.noderows import NodeRows
 
@@ -44,6 +45,8 @@ class RowPlanner:
         Caches begin anew with each superbatch, which is planned alone.
     is_alone : bool
         No other planner has the same memory: this one may hold some between superbatches.
+    at_once : bool
+        Plan batches as they are sampled, if the policy plans each by itself and the planner is alone.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class RowPlanner:
         residents: Int64s | None = None,
         begins_anew: bool = False,
         is_alone: bool = True,
+        at_once: bool = False,
     ) -> None:
         self.names, self.rows = tuple(names), rows
+        self._at_once = at_once and is_alone and not begins_anew and planner.plans_each_alone
         self._planner, self._pack, self._begins_anew = planner, pack, begins_anew
         self._residents = residents if begins_anew else None
         self.first_rows = NO_ROWS  # rows that the caches begin with, if each superbatch begins anew
@@ -74,10 +79,19 @@ class RowPlanner:
         """Bytes of the planner's memory that are held between superbatches."""
         return self._planner.nbytes
 
+    def writer(self, k: int) -> PlanWriter | None:
+        """Make the writer of the plans of superbatch ``k`` as it is sampled; None: it is planned afterwards."""
+        return self._planner.writer(k, by_row=self._pack is not None) if self._at_once else None
+
+    def sampled(self, samples: SampleFile, writer: PlanWriter | None) -> PlannedRows:
+        """Make the rows of a sampled superbatch, with the plans that ``writer`` has written, if any."""
+        tier = Tier.BASE if self._pack is None else Tier.PACKED
+        return PlannedRows(samples, self.rows, None if writer is None else PlanFile(writer.finish(), tier))
+
     def plan(
         self, k: int, part: PlannedRows, ahead: PlannedRows | None, first: int, check: Callable[[], None], beside: int = 0
     ) -> None:
-        """Plan and pack superbatch ``k``, whose first batch is number ``first``.
+        """Plan superbatch ``k``, whose first batch is number ``first``, unless it is planned already, and pack it.
 
         Rows of the next one, ``ahead``, count as next uses. ``check`` and ``beside`` are those of :meth:`CachePlanner.plan`.
         """
@@ -86,7 +100,8 @@ class RowPlanner:
         plan = partial(self._planner.plan, k, part, ahead, first, check, begin=self._begin, beside=beside)
         pack = self._pack
         if pack is None:
-            part.plans = PlanFile(plan())
+            if part.plans is None:
+                part.plans = PlanFile(plan())
             return
 
         def may_begin(n_missed: Int64s) -> bool:
@@ -98,9 +113,12 @@ class RowPlanner:
             with self._planner.time("pack"):
                 return pack(k, n_missed, rows_of, check)
 
-        with OverlappedPacking(len(part.samples), part.ids, part.missed, pack.most_held, run, may_begin, check) as packing:
-            part.plans = PlanFile(plan(announce=packing.announce, missed=packing.planned), Tier.PACKED)
-            part.packed = packing.finish()
+        if part.plans is not None:
+            part.packed = run(part.plans.n_missed, MissedRows(part.missed), check)
+        else:
+            with OverlappedPacking(len(part.samples), part.ids, part.missed, pack.most_held, run, may_begin, check) as packing:
+                part.plans = PlanFile(plan(announce=packing.announce, missed=packing.planned), Tier.PACKED)
+                part.packed = packing.finish()
         if part.packed is None:
             part.plans.tier = Tier.BASE
 

@@ -85,7 +85,7 @@ class SampledSuperbatch:
     """
 
     samples: SampleFile
-    parts: tuple[PlannedRows, ...]
+    parts: list[PlannedRows] = field(default_factory=list)
     edges: list[PlannedEdges] = field(default_factory=list)
 
     def remove(self) -> None:

@@ -156,8 +156,8 @@ class SampleWriter(SectionWriter):
     def n_hops(self) -> int:
         return 0 if self._shape is None else self._shape[0]
 
-    def add(self, batch: SampledBatch) -> None:
-        """Append a batch.
+    def add(self, batch: SampledBatch) -> npt.NDArray[Any]:
+        """Append a batch; return its input ids in the dtype in which they are stored.
 
         OSError: the disk is full; the file is gone. PluginError: the batch differs from the first in its number of blocks, in
         the arrays of :data:`EDGE_ARRAYS` that they have, or in having a history or copies. ValueError: it has 2³¹ nodes or more.
@@ -196,6 +196,7 @@ class SampleWriter(SectionWriter):
         if batch.copies is not None:
             for values in batch.copies.tensors:
                 self.append(_to32(values.numpy()))
+        return stored
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""

@@ -3,7 +3,7 @@
 One background thread samples superbatches. Another thread plans and packs superbatch ``k`` once ``k + 1`` is sampled. Next uses
 in ``k + 1`` therefore count, and the cache's rows survive from one superbatch to the next. Meanwhile ``k + 2`` is sampled, and
 the batches of ``k - 1`` are gathered and trained on. With a policy that does not look ahead, ``k`` is planned as soon as it is
-sampled.
+sampled; one whose rows stay plans each batch as it is sampled.
 
 With a :class:`Switch` the schedule is the paper's. One thread waits until superbatch ``k - 1`` has run, and gives the feature
 caches' memory to the neighbour cache. The thread samples ``k + 1`` while another one plans ``k`` alone. Then it gives the memory
@@ -29,12 +29,13 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, EdgePlan
 from featstore.gather.sources import ExtentSource
+from featstore.plan.cacheplans import PlanWriter
 from featstore.plan.daemonthreads import DaemonThreads
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
 from featstore.plan.planmemory import Switch
 from featstore.plan.rowplans import RowPlanner
-from featstore.plan.sampledsuperbatch import PlannedEdges, PlannedRows, SampledSuperbatch
+from featstore.plan.sampledsuperbatch import PlannedEdges, SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskQuota, RunDirectory
@@ -376,33 +377,48 @@ class SuperbatchInspector:
             ExitStack() as opened,
         ):
             edges = [opened.enter_context(planner.writer(k)) for planner in self._edges]
+            plans = [planner.writer(k) for planner in self._planners]
+            for each in filter(None, plans):
+                opened.enter_context(each)
+            store = partial(self._store, writer=writer, edges=edges, plans=plans)
             try:
                 for position in positions:
                     pending.append(workers.submit(self._sample_patiently, position))
                     if len(pending) > self._threads:
-                        self._store(pending.popleft(), writer, edges)
+                        store(pending.popleft())
                 while pending:
-                    self._store(pending.popleft(), writer, edges)
+                    store(pending.popleft())
             finally:
                 for future in pending:
                     future.cancel()
             samples = writer.finish_samples()
-            superbatch = SampledSuperbatch(samples, tuple(PlannedRows(samples, planner.rows) for planner in self._planners))
+            superbatch = SampledSuperbatch(samples)
             try:
-                for each in edges:
-                    superbatch.edges.append(PlannedEdges(each.finish_trace()))
+                for planner, plan in zip(self._planners, plans, strict=True):
+                    superbatch.parts.append(planner.sampled(samples, plan))
+                for trace in edges:
+                    superbatch.edges.append(PlannedEdges(trace.finish_trace()))
             except BaseException:
                 superbatch.remove()
                 raise
             return superbatch
 
-    def _store(self, future: Future[_Sample], writer: SampleWriter, edges: Sequence[EdgeTraceWriter]) -> None:
+    def _store(
+        self,
+        future: Future[_Sample],
+        writer: SampleWriter,
+        edges: Sequence[EdgeTraceWriter],
+        plans: Sequence[PlanWriter | None],
+    ) -> None:
         with self._lock:
             self._awaited = future
             self._changed.notify_all()
         try:
             sampled, distinct = future.result()
-            writer.add(sampled)
+            ids = writer.add(sampled)
+            for planner, plan in zip(self._planners, plans, strict=True):
+                if plan is not None:
+                    plan.add(planner.rows.stored(ids))
             for trace, of_type in zip(edges, distinct, strict=True):
                 trace.add(of_type)
         except BaseException as error:

@@ -110,7 +110,8 @@ class SuperbatchEpoch(EpochRun):
                 policy = planning.policies[at]
                 assert isinstance(policy, PlannedPolicy)
                 of_part = plans(policy, part.n, capacities[at], memory=planner, label=f"{at}-" if at else "")
-                alone = {"begins_anew": not planning.overlap, "is_alone": len(parts) == 1}
+                # Rows that a device gets later are left out of plans made after that, so these are made as late as may be.
+                alone = {"begins_anew": not planning.overlap, "is_alone": len(parts) == 1, "at_once": context.on_device is None}
                 planners.append(RowPlanner(part.stores, of_part, part.rows, pack=pack, residents=residents[at], **alone))
             self._inspector = SuperbatchInspector(
                 order.sample,
