@@ -17,6 +17,7 @@ import torch
 import featstore
 from featstore.estimate.misses import UNKNOWN, MissCurves, Misses
 from featstore.gather.sources import ExtentSource
+from featstore.plan.cacheplans import CachePlanner
 from featstore.plan.superbatchextents import SuperbatchExtents
 from featstore.storage.pagestream import least_window
 from featstore.storage.rundir import DiskQuota
@@ -40,6 +41,28 @@ def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, c
     assert stats["hits"]["packed"] + stats["hits"]["host"] == stats["rows"]
     assert stats["rows_loaded"] == stats["hits"]["packed"]
     assert {"sample", "plan", "pack", "load", "read", "gather"} <= stats["seconds"].keys()
+
+
+@pytest.mark.parametrize("strategy", ["streamed", "superbatch"])
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_that_stay_are_planned_as_batches_are_sampled(
+    dataset: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch, strategy: str, late: bool
+) -> None:
+    """Superbatches are planned as late as may be only if a device may get rows later."""
+    planned = list[int]()
+    plan = CachePlanner.plan
+
+    def noting(self: CachePlanner, k: int, *args: Any, **options: Any) -> Any:
+        planned.append(k)
+        return plan(self, k, *args, **options)
+
+    monkeypatch.setattr(CachePlanner, "plan", noting)
+    device = {"device_cache": "auto"} if late else {}
+    found, stats = batches(dataset, strategy=strategy, policy="degree", length=7, cache=0.1, **device)
+    assert same(found, ondemand)
+    assert planned == [0, 1, 2, 3] * 2 * late  # four superbatches, two epochs
+    assert stats["hits"]["host"] > 0
+    assert stats["seconds"]["plan"] > 0
 
 
 def test_packing_in_several_passes_is_said(dataset: Path, ondemand: list[Any]) -> None:
