@@ -29,6 +29,7 @@ from featstore.storage.catalog import read_catalog
 from tests.campaigns.checks import report
 from tests.campaigns.operations import LOCKS
 from tests.support.directory_size import bytes_at_one_moment
+from tests.support.library_threads import tasks
 from tests.support.planted import CLASSES, make_planted
 
 __all__ = ["GrownError", "Round", "growth", "soak"]
@@ -137,10 +138,10 @@ def left(folder: Path) -> list[str]:
 def held(strategy: str, seconds: float, folder: Path) -> Round:
     """Look at what this process holds."""
     gc.collect()
-    resident = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
-    n_files, n_threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    # Pages of files that are mapped come and go with the machine's memory.
+    resident = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
     disk = bytes_at_one_moment(folder / "graph"), bytes_at_one_moment(folder)
-    return Round(strategy, seconds, n_files, n_threads, resident, *disk)
+    return Round(strategy, seconds, len(os.listdir("/proc/self/fd")), len(tasks()), resident, *disk)
 
 
 def growth(rounds: Sequence[Round]) -> list[str]:
