@@ -36,7 +36,7 @@ def test_what_grows_is_noticed(tmp_path: Path, what: str) -> None:
 
     def leave(number: int) -> None:
         if what == "descriptors":
-            kept.extend(open("/dev/null") for _ in range(8))
+            kept.extend(open("/dev/null") for _ in range(8))  # noqa: SIM115
         elif what == "threads":
             kept.extend(threading.Thread(target=over.wait, daemon=True) for _ in range(8))
             for thread in kept[-8:]:
