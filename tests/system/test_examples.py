@@ -202,7 +202,7 @@ from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 book = nbformat.read(sys.argv[1], as_version=4)
-manager = AsyncKernelManager(transport="ipc", ip="kernel")  # sockets in this folder: a free port may be another's before it is bound
+manager = AsyncKernelManager(transport="ipc", ip="kernel")  # sockets in this folder: a free port may be taken before it is used
 NotebookClient(book, manager, timeout=400, startup_timeout=400, resources={"metadata": {"path": "."}}).execute()
 print(json.dumps([cell.get("outputs", []) for cell in book.cells]))
 """
