@@ -254,7 +254,7 @@ def kill_each(folder: str, step: int) -> None:
 @pytest.mark.usefixtures("_program_server")
 @pytest.mark.parametrize("step", [401, pytest.param(3, marks=pytest.mark.stress)])
 def test_killed_in_place_of_another(tmp_path: Path, step: int) -> None:
-    run_in_fork(kill_each, str(tmp_path), step, timeout_s=3000)
+    run_in_fork(kill_each, str(tmp_path), step, timeout_s=3000 if step == 3 else 500)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ from featstore.adapters.pyg import Sampler, stores  # isort: skip  # after PyG, 
 from torch_geometric.data import EdgeAttr, TensorAttr  # isort: skip
 from torch_geometric.data.feature_store import AttrView  # isort: skip
 
-pytestmark = pytest.mark.usefixtures("_program_server", "small_pieces")
+pytestmark = [
+    pytest.mark.usefixtures("_program_server", "small_pieces"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker"),  # on one core
+]
 
 
 @pytest.fixture(scope="module")

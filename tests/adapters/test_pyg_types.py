@@ -21,7 +21,10 @@ from tests.support.typed import TypedArrays, academic, random_types
 from featstore.adapters.pyg import NeighborLoader as OwnLoader  # isort: skip  # after PyG, which tests.support.pyg imports without its warnings
 from featstore.adapters.pyg import Sampler, stores  # isort: skip
 
-pytestmark = pytest.mark.shares_resources
+pytestmark = [
+    pytest.mark.shares_resources,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker"),  # on one core
+]
 
 GRAPHS = {"academic": lambda: academic(papers=300), "random": lambda: random_types(25), "flights": flights}
 SEEDS = {"academic": "paper", "random": "t0", "flights": "plane"}

@@ -33,9 +33,14 @@ OF_RAY = [r"`use_\w+` is deprecated"]  # options of Ray Data, which sets them it
 
 @contextmanager
 def environment(**more: str) -> Iterator[dict[str, str]]:
-    """Yield an environment in which Ray keeps all it writes in a folder of its own, whose path is short enough for sockets."""
+    """Yield an environment in which Ray keeps all it writes in a folder of its own, whose path is short enough for sockets.
+
+    It refuses no work where the machine's memory or drive is nearly full, and waits for one that is busy.
+    """
     with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp", ignore_cleanup_errors=True) as folder:
         own = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+        own |= {"RAY_memory_monitor_refresh_ms": "0", "RAY_local_fs_capacity_threshold": "1"}
+        own |= {"RAY_gcs_server_request_timeout_seconds": "300"}
         yield {**os.environ, **own, "PYTHONPATH": str(ROOT), **more}
 
 

@@ -28,7 +28,7 @@ from tests.campaigns.checks import BadStateError, prepared, report
 from tests.campaigns.operations import KEY, contents, leftovers, sweep_as_a_writer
 from tests.campaigns.test_failing_calls import files_in
 from tests.campaigns.test_kills import CALLS
-from tests.support.library_threads import going_on
+from tests.support.library_threads import going_on, remaining
 from tests.system.test_faults import descriptors
 
 __all__ = [
@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 LATEST_S = 1.0  # from the signal until KeyboardInterrupt has left the operation
-TRIES = 3  # at the same place, where it is later: a machine with other load may have had no time for it
+TRIES = 6  # at the same place, where it is later: a machine with other load may have had no time for it
+PATIENCE_S = 30.0  # for threads to end
 Outcome: TypeAlias = "tuple[BaseException | None, float | None, float]"  # what came out; when the interrupt came; the end
 OURS = os.path.dirname(featstore.__file__) + os.sep
 # Modules that open a file in Python's own bytecodes: an interrupt there may leave one.
@@ -119,22 +120,19 @@ class Struck:
             opener, trace = innermost(error), "".join(traceback.format_exception(error))
             error.__traceback__ = error.__context__ = error.__cause__ = None
             gc.collect()
-        n_left, threads = self.ready.n_left, going_on()
+        n_left, threads = self.ready.n_left, going_on(PATIENCE_S)
         if threads:
             raise BadStateError(f"{where}: {threads} go on\n{trace}")
         try:
             self.ready.is_new_after(error, where, may_leave=struck_s is not None)
         except BadStateError as bad:
             raise BadStateError(f"{bad}\n{trace}") from bad
-        found = descriptors(self._before, 1.0)
-        numbers = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
-        more = {each for each in found if each.partition(":")[0] not in numbers}
+        more = remaining(self._more, 10)
         if files_in(more) and os.path.basename(opener).partition(":")[0] not in OPENS_IN_PYTHON:
             raise BadStateError(f"{where}: {more} is open after an interrupt in {opener}")
-        # Where several threads are at work, a pool has as many as were busy at once.
-        if more - files_in(more) and not self.ready.scenario.resumes:
+        if more - files_in(more):
             raise BadStateError(f"{where}: {more} goes on")
-        self._before = found
+        self._before = descriptors()
         self.n_left += len(files_in(more))
         self.n_files_left += self.ready.n_left > n_left and not removes
         for n in (self.n_left, self.n_files_left):
@@ -142,6 +140,13 @@ class Struck:
                 raise BadStateError(f"{where}: {n} of {self.n_struck} interrupts left something\n{trace}")
         self.n_dropped += len(reported)
         self._dropped.clear()
+
+    def _more(self) -> set[str]:
+        """List what is open, and the threads, that were not there before the call."""
+        numbers = {each.partition(":")[0] for each in self._before}  # the name of a file that is gone is another one
+        more = {each for each in descriptors() if each.partition(":")[0] not in numbers}
+        # Where several threads are at work, a pool has as many as were busy at once.
+        return files_in(more) if self.ready.scenario.resumes else more
 
     def report(self, campaign: str, **figures: Any) -> None:
         counts = {"interrupts": self.n_struck, "dropped_by_cpython": self.n_dropped, "descriptors_left": self.n_left}
@@ -349,7 +354,11 @@ def large_state(root: Path) -> str:
 
 
 def interrupt_large(folder: str, name: str, n: int) -> None:
-    """Interrupt a large operation ``n`` times at random moments, in the child: KeyboardInterrupt comes within a second."""
+    """Interrupt a large operation ``n`` times at random moments, in the child: KeyboardInterrupt comes within a second.
+
+    Nothing is flushed: no interrupt ends a flush, and a drive that others use may take seconds for a large file.
+    """
+    os.fsync = os.fdatasync = lambda fd: None
     root, call, draws = Path(folder), LARGE[name], random.Random(name)
     dropped, delays, lost = expect_interrupts(), [0.0], 0
     make_large(root)
@@ -375,9 +384,9 @@ def interrupt_large(folder: str, name: str, n: int) -> None:
         removes, trace = error is None or was_removing(error), "".join(traceback.format_exception(error)) if error else ""
         if error is not None:  # its frames hold what was open
             error.__traceback__ = error.__context__ = error.__cause__ = None
-        if more := files_in(descriptors(before, 1.0)) - files_in(before):
+        if more := remaining(lambda: files_in(descriptors()) - files_in(before), 10):
             raise BadStateError(f"{where}: {more} is open\n{trace}")
-        if threads := going_on():
+        if threads := going_on(PATIENCE_S):
             raise BadStateError(f"{where}: {threads} go on\n{trace}")
         if (found := large_state(root)) not in known:
             raise BadStateError(f"{where}: {found} is neither the old state nor the new one: {known}\n{trace}")

@@ -31,6 +31,7 @@ from featstore.storage.reader import MAX_ENGINES
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import Batch
 from tests.support.graphs import make_graph
+from tests.support.library_threads import remaining
 from tests.support.loaders import make_loader
 
 __all__ = ["KINDS", "Case", "Graph", "Outcome", "attempt", "cases", "opened"]
@@ -998,12 +999,17 @@ def attempt(graph: Graph, case: Case) -> tuple[str, str]:
             found, wrong = "wrong", "another result than the right plug-in's"
         del got
     AFTERWARDS.clear()
-    after = graph.state()
-    after["descriptors"] = max(after["descriptors"], before["descriptors"])  # idle queues may have been given back
-    if after != before:  # an error, and with its traceback what it held, may not be collected yet
-        gc.collect()
+
+    def changes() -> list[str]:
         after = graph.state()
+        after["descriptors"] = max(after["descriptors"], before["descriptors"])  # idle queues may have been given back
+        found = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+        if found:  # an error, and with its traceback what it held, may not be collected yet
+            gc.collect()
+        return found
+
+    left = remaining(changes, 10)  # threads end
     HELD.clear()
-    if after != before:
-        wrong += " left: " + "; ".join(f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
+    if left:
+        wrong += " left: " + "; ".join(left)
     return found, wrong

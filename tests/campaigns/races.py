@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import glob
 import json
+import math
 import os
 import random
 import signal
@@ -37,7 +38,7 @@ from tests.campaigns.checks import report
 from tests.campaigns.interrupts import at_moment, expect_interrupts
 from tests.campaigns.test_failing_calls import files_in
 from tests.support.frozen import BATCH, N_BATCHES, STRATEGIES, THREADS, digest_of, make_dataset, make_loader_of, make_pack
-from tests.support.library_threads import going_on
+from tests.support.library_threads import going_on, remaining, tasks
 from tests.system.test_faults import descriptors
 
 __all__ = ["Races", "grown_bytes", "races"]
@@ -293,10 +294,14 @@ def resident_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 
-def n_threads() -> int:
-    """Count this process's threads. Arrow's allocator starts one by one for each CPU."""
-    names = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
-    return sum(each.exists() and each.read_text() != "jemalloc_bg_thd\n" for each in names)
+def n_threads(most: float) -> int:
+    """Count this process's threads; more than ``most`` get 10 s to end. Arrow's allocator starts one by one for each CPU."""
+
+    def count() -> int:
+        return sum(name != "jemalloc_bg_thd" for name in tasks().values())
+
+    remaining(lambda: count() > most, 10)
+    return count()
 
 
 def grown_bytes(resident: Sequence[int]) -> float:
@@ -323,11 +328,8 @@ class Left:
 
         ``n_interrupts`` is how many there were in all rounds so far. ``may_leave``: there were some in this one.
         """
-        for _ in range(20):  # rings and joined threads are on their way out
-            found = files_in(descriptors())
-            if found == self._first | self._open:
-                break
-            time.sleep(0.05)
+        remaining(lambda: files_in(descriptors()) - self._first - self._open, 10)  # rings and joined threads end
+        found = files_in(descriptors())
         self._open &= found  # some are collected later
         closed, more = self._first - found, sorted(found - self._first - self._open)
         assert not closed, f"{where}: {closed} was closed"
@@ -348,7 +350,8 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
     ours = Races(folder, seed)
     threading.excepthook = lambda args: ours.wrong.append("".join(traceback.format_exception(args.exc_value)))
     left, n_tasks, resident = Left(), list[int](), list[int]()
-    n_rounds = max(2, round(seconds / round_s))
+    n_rounds = max(3, round(seconds / round_s))
+    warm = (n_rounds + 1) // 2
     for number in range(first, first + n_rounds):
         where = f"seed {seed}, round {number}"
         print(where, ours.counts.total(), "acts", file=sys.stderr, flush=True)
@@ -356,16 +359,15 @@ def races(folder: str, seconds: float, seed: int = 1, first: int = 0, round_s: f
         assert not ours.wrong, f"{where}: " + "\n".join(ours.wrong)
         n_interrupts = ours.counts["interrupted"] + ours.counts["dropped"]
         left.look(where, ours.left, n_interrupts, ours.interrupts)
-        running = going_on()
+        running = going_on(10)
         assert not running, f"{where}: {running} go on"
         assert not glob.glob(f"{ours.path}.runs/*"), f"{where}: run files are left"
-        n_tasks.append(n_threads())
+        n_tasks.append(n_threads(max(n_tasks[:warm]) if len(n_tasks) >= warm else math.inf))
         resident.append(resident_bytes())
     faulthandler.cancel_dump_traceback_later()
-    warm = (n_rounds + 1) // 2
-    assert max(n_tasks[warm:]) <= max(n_tasks[:warm]), f"seed {seed}: threads grow: {n_tasks}"
     grown = grown_bytes(resident)
     assert grown <= GROWTH_BYTES, f"seed {seed}: memory grows: by {grown / 2**20:.0f} MiB, in {resident}"
+    assert max(n_tasks[warm:]) <= max(n_tasks[:warm]), f"seed {seed}: threads grow: {n_tasks}"
     said = [what for what in ours.dropped if what.startswith("KeyboardInterrupt")]
     others = [what for what in ours.dropped if not what.startswith(("KeyboardInterrupt", "ResourceWarning"))]
     assert not others, f"seed {seed}: {others}"

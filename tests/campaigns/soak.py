@@ -9,7 +9,6 @@ pack may be there, and in these nothing that they do not name.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import tempfile
 import time
@@ -28,7 +27,9 @@ from featstore.cli.training import evaluate, scores_of
 from featstore.storage.catalog import read_catalog
 from tests.campaigns.checks import report
 from tests.campaigns.operations import LOCKS
+from tests.campaigns.races import resident_bytes
 from tests.support.directory_size import bytes_at_one_moment
+from tests.support.library_threads import tasks
 from tests.support.planted import CLASSES, make_planted
 
 __all__ = ["GrownError", "Round", "growth", "soak"]
@@ -136,11 +137,9 @@ def left(folder: Path) -> list[str]:
 
 def held(strategy: str, seconds: float, folder: Path) -> Round:
     """Look at what this process holds."""
-    gc.collect()
-    resident = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
-    n_files, n_threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    resident = resident_bytes()
     disk = bytes_at_one_moment(folder / "graph"), bytes_at_one_moment(folder)
-    return Round(strategy, seconds, n_files, n_threads, resident, *disk)
+    return Round(strategy, seconds, len(os.listdir("/proc/self/fd")), len(tasks()), resident, *disk)
 
 
 def growth(rounds: Sequence[Round]) -> list[str]:

@@ -33,7 +33,7 @@ def race(folder: str, seconds: float, seed: int, round_s: float) -> None:
 
 
 def test_threads_race(tmp_path: Path) -> None:
-    run_in_fork(race, str(tmp_path), 3, 1, 1.5)
+    run_in_fork(race, str(tmp_path), 4.5, 1, 1.5)
 
 
 @pytest.mark.stress
@@ -160,10 +160,10 @@ def hang() -> None:
 # takes more of them. Growth is looked for at the end.
 DEFECTS: dict[Callable[[], None], tuple[str, int]] = {
     unguarded: ("wrong rows|other batch", 50),
-    leave_descriptors: (r"passwd'\] is left", 50),
+    leave_descriptors: (r"/etc/passwd.* is left", 50),
     leave_threads: (r"go on|held by nobody|is left|a closed loop delivers", 50),
     leave_where_interrupted: (r"interrupts left more than \d+: .*/etc/passwd", 50),
-    leave_once: (r"round 2: \['\d+: /etc/passwd'\] is left", 3),
+    leave_once: (r"round 2: \[.*/etc/passwd.*\] is left", 3),
     keep_memory: ("memory grows", 5),
     hang: ("Timeout", 50),
 }

@@ -31,17 +31,18 @@ def test_hours_of_training_and_changes_leave_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["descriptors", "threads", "resident memory", "dataset"])
 def test_what_grows_is_noticed(tmp_path: Path, what: str) -> None:
-    """Each round leaves one thing behind."""
+    """Each round leaves more behind than comes and goes by itself."""
     over, kept = threading.Event(), list[object]()
 
     def leave(number: int) -> None:
         if what == "descriptors":
-            kept.append(open("/dev/null"))  # noqa: SIM115
+            kept.extend(open("/dev/null") for _ in range(8))  # noqa: SIM115
         elif what == "threads":
-            kept.append(threading.Thread(target=over.wait, daemon=True))
-            kept[-1].start()  # type: ignore[attr-defined]
+            kept.extend(threading.Thread(target=over.wait, daemon=True) for _ in range(8))
+            for thread in kept[-8:]:
+                thread.start()  # type: ignore[attr-defined]
         elif what == "resident memory":
-            kept.append(np.ones(8 << 20, np.uint8))
+            kept.append(np.ones(32 << 20, np.uint8))
         else:
             with featstore.open(tmp_path / "graph", memory="16MiB") as g:
                 g.add_feature(f"kept-{number}", np.zeros((500, 16), np.float32), progress=False)

@@ -150,7 +150,7 @@ def _killed_anywhere(path: str, folder: str, step: int) -> None:
 
 @pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_a_checkpoint(data: Path, tmp_path: Path, step: int) -> None:
-    run_in_fork(_killed_anywhere, str(data), str(tmp_path), step, timeout_s=3000)
+    run_in_fork(_killed_anywhere, str(data), str(tmp_path), step, timeout_s=3000 if step == 1 else 500)
 
 
 def _failing(path: str, folder: str) -> None:

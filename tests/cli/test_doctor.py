@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.diagnosis import contents
+from featstore.diagnosis import contents, process
 
 NAMES = ["io_uring", "file system", "direct I/O", "memory", "processors", "open files", "disk", "shared memory"]
 NAMES += ["packages", "devices"]
@@ -28,8 +29,17 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "g"
 
 
-def test_nothing_is_in_the_way_here(dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "SLOW_IOPS", 0)  # however busy the drive is
+@pytest.fixture
+def ample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be memory and room, however little the machine has left and however busy its drive is."""
+    monkeypatch.setattr(contents, "SLOW_IOPS", 0)
+    monkeypatch.setattr(process, "available_memory", lambda: 1 << 50)
+    monkeypatch.setattr(process, "memory_limit", lambda: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 0, 1 << 40))
+
+
+@pytest.mark.usefixtures("ample")
+def test_nothing_is_in_the_way_here(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(os.listdir(dataset))
     assert main(["doctor", str(dataset), "--memory", "64MiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -42,10 +52,10 @@ def test_nothing_is_in_the_way_here(dataset: Path, capsys: pytest.CaptureFixture
     assert os.listdir(dataset.parent) == ["g"]
 
 
+@pytest.mark.usefixtures("ample")
 def test_of_a_directory_where_a_dataset_is_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """By default the one that the shell is in; as JSON, with the figures."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(contents, "SLOW_IOPS", 0)
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["path"], found["errors"], found["warnings"]) == (str(tmp_path), 0, 0)

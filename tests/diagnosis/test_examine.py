@@ -10,8 +10,10 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 import featstore
@@ -178,8 +180,16 @@ def overlay_options(folder: Path) -> str:
     return f"lowerdir={folder}/lower,upperdir={folder}/upper,workdir={folder}/work"
 
 
+def pretend_much() -> None:
+    """Let the machine have much memory and room left, in a fork."""
+    much = SimpleNamespace(total=1 << 40, available=1 << 40)
+    psutil.virtual_memory = lambda: much
+    shutil.disk_usage = lambda path: (1 << 40, 0, 1 << 40)  # type: ignore[assignment]
+
+
 def over_layers(folder: Path) -> None:
     """In a fork, whose mounts are its own and go with it."""
+    pretend_much()
     libc = ctypes.CDLL(None, use_errno=True)
     new_mounts, recursive_private = 0x20000, 0x4000 | 0x40000
     assert libc.unshare(new_mounts) == 0
@@ -206,6 +216,7 @@ def test_on_an_overlay_over_squashfs(squashed: Path) -> None:
 
 def in_a_group(group: MemoryGroup, path: str) -> None:
     group.enter()
+    pretend_much()
     found = look(path, memory="4GiB")
     assert [each.name for each in found.errors] == ["memory"]
     assert "a control group allows 1.00 GiB; memory=4.00 GiB" in found["memory"].text

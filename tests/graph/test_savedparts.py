@@ -336,7 +336,7 @@ def fail_each_of(folder: str, call: str, error: str, step: int) -> None:
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_failed_call_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
-    run_in_fork(fail_each, str(tmp_path), step, timeout_s=1800)
+    run_in_fork(fail_each, str(tmp_path), step, timeout_s=1800 if step == 1 else 500)
 
 
 def drawn(path: str) -> int:
@@ -377,4 +377,4 @@ def kill_each(folder: str, step: int) -> None:
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_kill_leaves_the_last_commit(tmp_path: Path, step: int) -> None:
-    run_in_fork(kill_each, str(tmp_path), step, timeout_s=1800)
+    run_in_fork(kill_each, str(tmp_path), step, timeout_s=1800 if step == 1 else 500)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -155,8 +156,13 @@ def test_objects_that_were_not_made() -> None:
 def test_nothing_is_opened_or_read(small: SimpleNamespace) -> None:
     def in_child() -> None:
         opened = []
-        is_watched = False
-        sys.addaudithook(lambda event, _: opened.append(event) if is_watched and event in EVENTS else None)
+        is_watched, here = False, threading.get_ident()  # threads of a loader open and import
+
+        def hear(event: str, _: object) -> None:
+            if is_watched and event in EVENTS and threading.get_ident() == here:
+                opened.append(event)
+
+        sys.addaudithook(hear)
         with featstore.open(small.path, memory="64MiB") as g:
             g.cache("x", budget="50KB", policy="lru")
             for shown in objects(g, small.train_idx[:9]):

@@ -191,7 +191,7 @@ def fail_each(folder: str) -> None:
 
 @pytest.mark.usefixtures("_program_server")
 def test_a_failed_call_leaves_nothing_and_holds_nothing(tmp_path: Path) -> None:
-    run_in_fork(fail_each, str(tmp_path), timeout_s=600)
+    run_in_fork(fail_each, str(tmp_path))
 
 
 def calls(folder: Path) -> Iterator[tuple[str, Callable[[featstore.OutOfCoreGraph], Any]]]:

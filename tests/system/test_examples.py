@@ -198,10 +198,12 @@ def test_real_graph_of_a_folder(tmp_path):
 NOTEBOOK = """
 import json, sys
 import nbformat
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 book = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(book, timeout=120, resources={"metadata": {"path": "."}}).execute()
+manager = AsyncKernelManager(transport="ipc", ip="kernel")  # sockets in this folder: a free port may be taken before it is used
+NotebookClient(book, manager, timeout=400, startup_timeout=400, resources={"metadata": {"path": "."}}).execute()
 print(json.dumps([cell.get("outputs", []) for cell in book.cells]))
 """
 
@@ -215,7 +217,7 @@ def test_the_tour_runs_from_top_to_bottom(tmp_path):
     places = {name: os.fspath(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
     environment = {**os.environ, **places, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", NOTEBOOK, os.fspath(path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     outputs = [output for cell in json.loads(done.stdout) for output in cell]
     printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")

@@ -18,6 +18,7 @@ import torch
 import featstore
 from featstore.testing.faults import Fault, run_in_child, sweep
 from featstore.testing.limits import memory_group
+from tests.support.library_threads import tasks
 from tests.support.programs import run_in_fork
 
 pytestmark = pytest.mark.usefixtures("_program_server")
@@ -72,7 +73,7 @@ def _freeze() -> None:
 
 def _descriptors() -> set[str]:
     gc.collect()
-    names = {f"task {task}" for task in os.listdir("/proc/self/task")}
+    names = {f"task {task}" for task in tasks()}
     for fd in os.listdir("/proc/self/fd"):
         try:
             names.add(f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}")
