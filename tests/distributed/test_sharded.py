@@ -482,7 +482,7 @@ def test_damaged_rows_are_reported_where_they_are_asked_for(folder: Path, tmp_pa
 
 def leave_by_an_error(rank: int, folder: Path, meets: Path, block: str) -> None:
     """Rank 1 ends with an error; whichever ``with`` block sees it, in an epoch or not, rank 0 hears of it at once."""
-    exchange._HURRY_S = 60.0  # type: ignore[misc] - a busy machine may take longer to notice
+    exchange._HURRY_S = 20.0  # type: ignore[misc] - a busy machine may take longer to notice
     with group(rank, 2, meets):
         part = featstore.open(folder / f"rows-2-{rank}", memory="32MiB")
         g = featstore.open(folder / "graph", memory="64MiB")
