@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from featstore.cache.base import Policy
 from featstore.cache.checkedplans import CheckedPolicy
@@ -12,6 +13,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import format_size
 from featstore.estimate.misses import ALL_MISSED, Misses
 from featstore.plan.planmemory import PLANNER_FRACTION, planning_bytes
+from featstore.plan.superbatches import AT_ONCE
 from featstore.storage.rundir import free_share
 
 __all__ = [
@@ -307,25 +309,25 @@ def longest_auto(planning: Planning, n_batches: int) -> int:
 
 
 def _by_disk(planning: Planning, stored: int, n_batches: int, passes: PackingPasses | None) -> int:
-    """Compute the most batches of a superbatch that the disk has room for."""
+    """Compute the batches of a superbatch if an epoch has as few superbatches as the disk has room for."""
     disk = planning.disk
     if disk is None:
         disk = free_share(planning.run_dir, FREE_FRACTION)
-    if planning.overlap and _epoch_bytes(stored, n_batches, passes) < disk:
-        return n_batches
-    # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
-    return max(1, disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1))
+    needed = partial(_disk_for, planning, stored, n_batches, passes)
+    most = max(1, bisect_right(range(1, n_batches + 1), disk, key=needed))
+    return max(1, -(-n_batches // max(1, -(-n_batches // most))))  # as few, but all about as long
 
 
 def _disk_for(planning: Planning, stored: int, n_batches: int, passes: PackingPasses | None, size: int) -> int:
-    """Compute bytes of disk that have room for superbatches of ``size`` batches."""
-    several = size * (4 * stored + 1)
-    return min(several, _epoch_bytes(stored, n_batches, passes) + 1) if planning.overlap else several
+    """Compute the bytes on disk of superbatches of ``size`` batches: samples and plans of four at once, and extents of two.
 
-
-def _epoch_bytes(stored: int, n_batches: int, passes: PackingPasses | None) -> int:
-    """Compute the bytes of an epoch that lies on disk whole, in superbatches of any length."""
-    packed = 0
+    In the serial schedule they are two, without extents, and a quarter of the disk is for a neighbour cache.
+    """
+    if not planning.overlap:
+        return -(-2 * size * stored * 4 // 3)
+    sampled, packed = min(AT_ONCE * size, n_batches), min(2 * size, n_batches)
+    extents = 0
     if passes is not None:
-        packed = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
-    return n_batches * stored + packed // 2  # `stored` includes a half of them
+        extents = passes.n_others // 2 if passes.n_extents is None else passes.n_extents
+    # `stored` has a half of a batch's extents.
+    return sampled * stored + extents * (2 * packed - sampled) // (2 * max(1, n_batches))

@@ -40,7 +40,7 @@ from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskQuota, RunDirectory
 
-__all__ = ["SuperbatchInspector"]
+__all__ = ["AT_ONCE", "SuperbatchInspector"]
 
 AT_ONCE = 4  # superbatches whose run files lie on disk
 

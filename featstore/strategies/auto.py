@@ -341,9 +341,14 @@ def _estimated(
                 out_degree=nodes.rows.select(graph.short_degrees()) if capacity else None,
             )
             trial = _Trial(context, options, capacity, machine, lists, profile, trace, sample_s, computing_s, look, counted)
-            choices = {n_bytes: trial.choose(n_bytes, context) for n_bytes in (lists.held, *lists.fewer(context))}
-            kept = min(choices, key=lambda n_bytes: choices[n_bytes].taken.total_s(epochs))
-            choice, at_once = choices[kept], False
+            kept, choice, at_once = lists.held, trial.choose(lists.held, context), False
+            for n_bytes in lists.fewer(context):
+                best_s = choice.taken.total_s(epochs)
+                if epochs * trial.sample_read_s(n_bytes, context) >= best_s:
+                    continue  # reading lists alone takes as long
+                other = trial.choose(n_bytes, context)
+                if other.taken.total_s(epochs) < best_s:
+                    kept, choice = n_bytes, other
             all_at_once = lists.at_once(context, planning.run_dir if options["disk"] is None else None)
             if all_at_once is not None and ask(all_at_once)[1].suffices:
                 other = trial.choose(0, all_at_once)
@@ -425,27 +430,36 @@ class _Trial:
     look: Callable[..., Workload]
     counted: dict[str, OnDisk]
 
+    def sample_read_s(self, n_bytes: int, context: Context) -> float:
+        """Estimate the seconds for which an epoch's sampling reads lists, with ``n_bytes`` of them in memory."""
+        return len(context.batches) * sum(self._read_s(n_bytes, context))
+
+    def _read_s(self, n_bytes: int, context: Context) -> tuple[float, float]:
+        """Estimate the seconds of reading lists for a batch, with those that are in memory now, and how many more it takes."""
+        lists, batch, speed = self.lists, context.batch or BatchSize(0), self.machine.drive
+        more_s = 0.0
+        if n_bytes != lists.held or context is not self.context:
+            more_s = lists.more_read_s(n_bytes, self.context, context, batch, speed)
+        return lists.sample_read_s(self.context, batch, speed), more_s
+
     def choose(self, n_bytes: int, context: Context) -> Choice:
         """Choose with ``n_bytes`` of lists in memory, and with rows in the rest of the memory that lists have now.
 
         ``context`` has batches that are drawn as now, or many at once.
         """
-        lists, sample_s = self.lists, self.sample_s
-        batch, speed, n = context.batch or BatchSize(0), self.machine.drive, len(context.batches)
-        read_s = lists.sample_read_s(self.context, batch, speed)
+        lists, sample_s, rows = self.lists, self.sample_s, self.capacity
+        read_s, more_s = self._read_s(n_bytes, context)
         told = Chosen(profile_bytes=_disk_bytes(self.profile), freed=lists.held - n_bytes)
-        rows, more_s = self.capacity, 0.0
         if n_bytes != lists.held or context is not self.context:
             freer = replace(context, chosen=told)
             rows = rows_in_memory(freer, ask(freer)[1], self.options["cache"])
-            more_s = lists.more_read_s(n_bytes, self.context, context, batch, speed)
         if context is not self.context:
             sample_s = AT_ONCE * self.computing_s + len(self.trace) * read_s
         workload = self.look(
             self.trace,
             capacity=rows,
             sample_s=max(0.0, sample_s + len(self.trace) * more_s),
-            sample_read_s=n * (read_s + more_s),
+            sample_read_s=self.sample_read_s(n_bytes, context),
         )
         workload = replace(workload, on_disk=self.counted)
         lengths = estimate_lengths(replace(context, chosen=replace(told, misses=workload.misses)), self.options)
