@@ -303,9 +303,12 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         most = job["batches"]
         if most and not job["train"]:  # of training the share that it hides is wanted, not the epoch
             most = length * max(LEAST_SUPERBATCHES, -(-most // length))
-        epoch = timed_epoch(loader, rows_of, most=most, note=lambda: {"stages": loader.stats()["seconds"]})
+        epoch = timed_epoch(loader, rows_of, most=most, note=lambda: {"stages": loader.stats()["seconds"], "io": io_bytes()})
+        first_read, first_written = (
+            after - before for after, before in zip(epoch["marks"][0]["io"], (read, written), strict=True)
+        )
         read, written = (after - before for after, before in zip(io_bytes(), (read, written), strict=True))
-        stats = loader.stats()
+        stats, n_edges = loader.stats(), counted["edges"]
         n_batches = len(loader)
         later = timed_epoch(loader, rows_of)["loop_s"] if job["later"] and epoch["batches"] == n_batches else None
     costs = [setup_s + mark["seconds"] for mark in epoch["marks"]]
@@ -316,9 +319,11 @@ def epoch_child(job: dict[str, Any]) -> dict[str, Any]:
         "open_s": open_s,
         "setup_s": setup_s,
         "first_s": costs[0],
+        "first_read": first_read,
+        "first_written": first_written,
         "pack_s": pack_s,
         "rows": epoch["rows"],
-        "edges": counted["edges"],
+        "edges": n_edges,
         "rows_loaded": stats["rows_loaded"],
         "hits": stats["hits"],
         "reads": stats["reads"],
@@ -433,7 +438,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
             )
             if is_promised:
                 report.figure(f"{title}, set-up included", [each["seconds"] for each in results], "s", target="<= 190")
-                report.figure(f"{title}, until the first batch", [each["first_s"] for each in results], "s", target="<= 30")
+                # No way is faster than what the drive takes for as much.
+                drive_s = last["first_read"] / rates["read"] + last["first_written"] / rates["write"]
+                values = [each["first_s"] for each in results]
+                report.figure(f"{title}, until the first batch", values, "s", target="<= 30", drive_s=round(drive_s, 1))
             first, n = last["ran"]
             cut = f" (scaled from {first} of {n} batches)" if first < n else ""
             seconds = statistics.median(each["seconds"] for each in results)
