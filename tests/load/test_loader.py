@@ -311,7 +311,8 @@ def test_an_epoch_is_over_when_no_thread_gathers(monkeypatch, how):
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
             refuses(RuntimeError, "new thread", iterator.begin()._finalizer)
-        assert ended == [1]  # that which gathers
+        assert len(ended) == 1
+        assert ended[0] >= 1  # that which gathers; another may still be on its way out
         may_end.set()
         while threads():
             time.sleep(0.01)
