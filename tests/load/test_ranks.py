@@ -33,6 +33,7 @@ from featstore.estimate.copies import CopySpeed
 from featstore.estimate.tablespeed import TableSpeed
 from featstore.ranks import ChosenByFirst
 from featstore.storage.drive import DriveSpeed
+from tests.support.pinned import pin_machine
 from tests.support.programs import run_ranks
 from tests.support.ranks import group
 from tests.support.refusing import refuses
@@ -255,8 +256,9 @@ def test_what_cannot_be_divided(g: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("way", "shuffle"), covering(["belady", "short", "frequency", "auto"], [True, False]))
-def test_ranks_share_a_pack(g: Any, tmp_path: Path, way: str, shuffle: bool) -> None:
+def test_ranks_share_a_pack(g: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, shuffle: bool) -> None:
     """Each of two ranks has half of each epoch's batches, as they are; ranks and one process may run one layout."""
+    pin_machine(monkeypatch)  # each rank chooses for itself
     sampler, x = NeighborSampler(g, [4, 3], seed=3), g.features["x"][:]
     with featstore.sample_offline(g, sampler, SEEDS[:480], 40, epochs=2, path=tmp_path / "p", progress=False) as pack:
         packed: dict[str, Any] = {"pack": pack, "cache": 0.1}

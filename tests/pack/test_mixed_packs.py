@@ -15,12 +15,11 @@ import featstore
 from featstore import Auto, HeteroMiniBatch, Loader, NeighborSampler, OnDemand, PackedGraph, Superbatch
 from featstore.cli.packs import describe_pack
 from featstore.errors import BudgetError
-from featstore.estimate.copies import CopySpeed
 from featstore.pack.layout import Layout, LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.offline import Pack
-from featstore.storage.drive import DriveSpeed
 from featstore.strategies.packsize import estimate_layout, estimate_pack
 from tests.load.test_heterobatch import same
+from tests.support.pinned import pin_machine
 from tests.support.refusing import refuses
 from tests.support.sampled import covering
 from tests.support.typed import TypedArrays, academic, check_batch, random_types
@@ -82,9 +81,8 @@ def run(g: Any, strategy: Any, n: int = 2, **options: Any) -> tuple[list[HeteroM
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``auto`` judge a usual drive and usual copies: what is measured beside other processes is anything."""
-    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: DriveSpeed(87_000, 2.5e9, 3.2e9))
-    monkeypatch.setattr("featstore.strategies.auto.copy_speed", lambda *_: CopySpeed(8e9, 8e9, 8e9))
+    """Rates of a machine that does not change."""
+    pin_machine(monkeypatch)
 
 
 @pytest.fixture(scope="module")

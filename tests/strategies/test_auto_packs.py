@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.estimate.copies import CopySpeed
-from featstore.estimate.cost import TIE, Estimate, Machine
+from featstore.estimate.cost import TIE, Estimate
 from featstore.estimate.sharing import count_static, merged_reads, shared_there
 from featstore.pack.layout import LayoutOptions
 from featstore.pack.makelayout import layout_sizes
@@ -26,6 +25,7 @@ from tests.estimate.test_cost import SKETCH
 from tests.strategies.test_auto import data, loader, steer
 from tests.support.loaders import CANDIDATES, make_loader
 from tests.support.loaders import ESTIMATED as STRATEGIES
+from tests.support.pinned import pin_machine
 
 __all__ = ["data"]  # a fixture
 
@@ -69,9 +69,7 @@ def test_a_packs_batches_are_the_same_whatever_is_taken(
 def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
     data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(SKETCH, 8e9)
-    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: machine.drive)
-    monkeypatch.setattr("featstore.strategies.auto.copy_speed", lambda *_: CopySpeed(8e9, 8e9, 8e9))
+    pin_machine(monkeypatch, SKETCH)
     slow = DriveSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
     with featstore.open(data, memory="64MiB") as g:
         with loader(g, "auto", cache=0.1, epochs=10**6) as auto:
